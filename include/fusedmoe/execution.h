@@ -1,0 +1,29 @@
+// What a single call of apply brings with it: threads, a stream, an expert map.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace fusedmoe {
+
+// An engine's own threads. `run` calls body(argument, i) once for each i in [0, count), on any
+// threads, and returns when all have returned. Bodies never throw.
+struct ThreadRunner {
+  void (*run)(void* self, int count, void (*body)(void* argument, int index),
+              void* argument) = nullptr;
+  void* self = nullptr;
+  int num_threads = 1;  // how many bodies it can keep busy; the plan's max_threads caps it
+  // A promise that all bodies of one run are executed at the same time, so that barriers inside
+  // are safe. Then a call is one run; otherwise one run per stage.
+  bool gang = false;
+};
+
+struct ApplyContext {
+  const ThreadRunner* runner = nullptr;  // CPU; null = the library's own threads
+  void* queue = nullptr;                 // a GPU's stream or queue
+  // Wins over the plan's map for this call: [num_experts], local id or -1. It must have as many
+  // local experts as the plan. Empty = the plan's map.
+  std::span<const std::int32_t> expert_map = {};
+};
+
+}  // namespace fusedmoe

@@ -1,0 +1,102 @@
+// Borrowed views of expert weights, as they lie in a checkpoint or in an engine.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include "fusedmoe/export.h"
+#include "fusedmoe/tensor.h"
+
+namespace fusedmoe {
+
+// How weights are stored.
+enum class WeightFormat : std::uint8_t {
+  f32 = 0,
+  f16,
+  bf16,
+  fp8_e4m3,
+  fp8_e5m2,
+  mxfp8,
+  mxfp4,
+  nvfp4,
+  int8,
+  int4,
+  q4_k,
+  q5_k,
+  q6_k
+};
+FUSEDMOE_EXPORT const char* to_string(WeightFormat format) noexcept;
+
+// N = outputs, K = inputs. nk is checkpoint order, kn what vllm-xpu-kernels keeps.
+enum class WeightLayout : std::uint8_t { nk = 0, kn };
+FUSEDMOE_EXPORT const char* to_string(WeightLayout layout) noexcept;
+
+// What one scale covers.
+enum class ScaleLayout : std::uint8_t { none = 0, tensor, channel, group, block };
+enum class ScaleType : std::uint8_t { f32 = 0, f16, bf16, e8m0, e4m3 };
+
+struct WeightScales {
+  const void* data = nullptr;
+  ScaleType type = ScaleType::f32;
+  ScaleLayout layout = ScaleLayout::none;
+  std::int64_t group_size = 0;        // along K, for group
+  std::int64_t block_n = 0;           // for block
+  std::int64_t block_k = 0;           // for block
+  bool transposed = false;            // [E, K / group, N] instead of [E, N, K / group]
+  const void* zero_points = nullptr;  // u8, shape of the scales; null = the format's default
+  const float* global = nullptr;      // nvfp4: [E] or, for w13, [E, 2]
+  std::int64_t globals_per_expert = 1;
+};
+
+// One stack of matrices: [experts, outputs, inputs] (nk) or [experts, inputs, outputs] (kn).
+struct WeightTensor {
+  const void* data = nullptr;  // any alignment
+  WeightFormat format = WeightFormat::bf16;
+  WeightLayout layout = WeightLayout::nk;
+  std::int64_t experts = 0;
+  std::int64_t outputs = 0;        // N
+  std::int64_t inputs = 0;         // K
+  std::int64_t row_stride = 0;     // elements between rows as stored; 0 = dense
+  std::int64_t expert_stride = 0;  // elements between experts; 0 = dense
+  WeightScales scales = {};
+
+  bool empty() const noexcept { return outputs == 0 && data == nullptr; }
+};
+
+// [experts, size], dense; f32, f16 or bf16.
+struct BiasTensor {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t experts = 0;
+  std::int64_t size = 0;
+
+  bool empty() const noexcept { return size == 0 && data == nullptr; }
+};
+
+// The weights of all local experts, in order of their local id. Views: the caller owns the memory
+// and keeps it for as long as the call that takes them; for borrowed storage, and with
+// StalePolicy::refresh, for as long as the plan may read them.
+struct ExpertWeights {
+  // [E, 2I, H], rows by MoeConfig::gate_up_layout and gate_up_order ([E, I, H] without a gate).
+  // When w13_up is given, w13 is [E, I, H] with the gate rows alone, whatever the layout says.
+  WeightTensor w13 = {};
+  WeightTensor w13_up = {};                 // [E, I, H], optional
+  WeightTensor w2 = {};                     // [E, H, I]
+  BiasTensor w13_bias = {};                 // [E, 2I], order as the rows of w13; optional
+  BiasTensor w2_bias = {};                  // [E, H], optional
+  const float* w13_input_scales = nullptr;  // static activation scales: not used in a16
+  const float* w2_input_scales = nullptr;
+
+  // Instead of stacks, one expert at a time: called once per local expert, in ascending order,
+  // from the thread that calls create or refresh; the views it returns hold one expert
+  // (experts = 1) and need to live until its next call. It may throw; the exception passes through.
+  // The tensors above then state shapes, formats and layouts, with null data.
+  std::function<ExpertWeights(std::int64_t local_expert)> source = {};
+
+  // A counter that the owner of the memory bumps after changing it; optional. See
+  // FusedMoe::weights_version().
+  const std::atomic<std::uint64_t>* version = nullptr;
+};
+
+}  // namespace fusedmoe
