@@ -1,0 +1,116 @@
+// The CPU as a device: what it supports, and its memory.
+#include <algorithm>
+#include <new>
+#include <string>
+
+#include "backends/cpu/cpu_isa.h"
+#include "backends/cpu/cpu_plan.h"
+#include "backends/cpu/thread_pool.h"
+#include "core/backend.h"
+#include "fusedmoe/error.h"
+
+namespace fusedmoe {
+namespace cpu {
+namespace {
+
+// Tables of 8 bytes per expert lie in the workspace's fixed part, which stays below 1 MiB.
+constexpr std::int64_t kMaxLocalExperts = 65536;
+
+void check_storage(const PlanSpec& spec, const ExpertWeights& weights) {
+  using Storage = fusedmoe::WeightStorage;
+  const Storage storage = spec.options.weight_storage;
+  const std::span<std::byte> given = spec.options.storage;
+  const auto refuse = [](const std::string& expected, const std::string& got,
+                         const std::string& remedy) {
+    throw Error(ErrorCode::invalid_argument,
+                "options.storage: expected " + expected + ", got " + got + "; " + remedy);
+  };
+  if (storage != Storage::caller && storage != Storage::adopt) {
+    if (!given.empty()) {
+      refuse("nothing for weight_storage own or borrowed", std::to_string(given.size()) + " bytes",
+             "set weight_storage to caller or adopt");
+    }
+    if (storage == Storage::borrowed && weights.source) {
+      throw Error(ErrorCode::invalid_argument,
+                  "weights.source: expected whole tensors for weight_storage borrowed, got a "
+                  "source; its views do not outlive the call: give stacks, or pack");
+    }
+    return;
+  }
+  const std::int64_t need = PackedLayout(spec, weights).storage_bytes();
+  if (static_cast<std::int64_t>(given.size()) < need) {
+    refuse("at least " + std::to_string(need) + " bytes", std::to_string(given.size()),
+           "allocate packed_weights_size()");
+  }
+  if (reinterpret_cast<std::uintptr_t>(given.data()) % 64 != 0) {
+    refuse("an address that is a multiple of 64", "another", "align it");
+  }
+}
+
+class CpuBackend final : public Backend {
+ public:
+  DeviceKind kind() const override { return DeviceKind::cpu; }
+
+  DeviceInfo info() const override {
+    return {"cpu", true, std::string("instruction set ") + to_string(choose_isa(""))};
+  }
+
+  void check_support(const PlanSpec& spec, const ExpertWeights& weights) const override {
+    if (spec.options.mode != ComputeMode::a16) {
+      throw Error(ErrorCode::unsupported,
+                  "options.mode: expected a16, got a8; the CPU computes unquantised weights in "
+                  "floating point only: use a16");
+    }
+    if (spec.num_local_experts > kMaxLocalExperts) {
+      throw Error(ErrorCode::unsupported,
+                  "config.num_experts: expected at most " + std::to_string(kMaxLocalExperts) +
+                      " local experts, got " + std::to_string(spec.num_local_experts) +
+                      "; spread them over ranks");
+    }
+    if (spec.options.device.index != 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  "options.device.index: expected 0 for the CPU, got " +
+                      std::to_string(spec.options.device.index) + "; use Device::cpu()");
+    }
+    choose_isa(spec.options.isa);  // refuses unknown names
+    check_storage(spec, weights);
+  }
+
+  WorkspaceSize packed_weights_size(const PlanSpec& spec,
+                                    const ExpertWeights& weights) const override {
+    return {PackedLayout(spec, weights).storage_bytes(), 64};
+  }
+
+  std::unique_ptr<BackendPlan> create(const PlanSpec& spec,
+                                      const ExpertWeights& weights) const override {
+    const int threads =
+        spec.options.max_threads > 0 ? spec.options.max_threads : available_threads();
+    ThreadPool::instance().ensure(threads);
+    return std::make_unique<CpuPlan>(spec, weights, choose_isa(spec.options.isa), threads);
+  }
+
+  std::byte* allocate(const Device&, WorkspaceSize size) const override {
+    // Never empty, so that null means failure.
+    void* data =
+        ::operator new(static_cast<std::size_t>(std::max<std::int64_t>(size.bytes, 1)),
+                       std::align_val_t(static_cast<std::size_t>(size.alignment)), std::nothrow);
+    if (data != nullptr) return static_cast<std::byte*>(data);
+    throw Error(ErrorCode::out_of_memory, "workspace: expected " + std::to_string(size.bytes) +
+                                              " bytes, got none from the system; lend a smaller "
+                                              "workspace: apply works in chunks");
+  }
+
+  void deallocate(const Device&, std::byte* data, WorkspaceSize size) const override {
+    ::operator delete(data, std::align_val_t(static_cast<std::size_t>(size.alignment)));
+  }
+};
+
+}  // namespace
+}  // namespace cpu
+
+const Backend& cpu_backend() {
+  static const cpu::CpuBackend backend;
+  return backend;
+}
+
+}  // namespace fusedmoe

@@ -1,0 +1,85 @@
+// Kernels for AVX2 with FMA and F16C: eight floats at a time, tiles of 3 rows x 32 outputs (12
+// accumulators, 3 broadcast inputs and one vector of weights fill the 16 registers).
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "backends/cpu/kernels/declarations.h"
+#include "backends/cpu/kernels/float_kernels.h"
+
+namespace fusedmoe::cpu {
+namespace {
+
+struct F32x8 {
+  static constexpr int kWidth = 8;
+  __m256 v;
+
+  F32x8() = default;
+  explicit F32x8(float value) : v(_mm256_set1_ps(value)) {}
+  explicit F32x8(__m256 value) : v(value) {}
+  static F32x8 load(const float* p) { return F32x8(_mm256_loadu_ps(p)); }
+  static F32x8 load_f16(const std::uint16_t* p) {
+    return F32x8(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static F32x8 load_bf16(const std::uint16_t* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return F32x8(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
+  }
+  void store(float* p) const { _mm256_storeu_ps(p, v); }
+  void store_f16(std::uint16_t* p) const {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  void store_bf16(std::uint16_t* p) const {
+    const __m256i bits = _mm256_castps_si256(v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    // Rounding could carry a NaN into the sign: make it quiet instead.
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    const __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
+  }
+
+  friend F32x8 operator+(F32x8 a, F32x8 b) { return F32x8(_mm256_add_ps(a.v, b.v)); }
+  friend F32x8 operator-(F32x8 a, F32x8 b) { return F32x8(_mm256_sub_ps(a.v, b.v)); }
+  friend F32x8 operator*(F32x8 a, F32x8 b) { return F32x8(_mm256_mul_ps(a.v, b.v)); }
+  friend F32x8 operator/(F32x8 a, F32x8 b) { return F32x8(_mm256_div_ps(a.v, b.v)); }
+  friend F32x8 operator-(F32x8 a) { return F32x8(_mm256_xor_ps(a.v, _mm256_set1_ps(-0.0F))); }
+  friend F32x8 multiply_add(F32x8 a, F32x8 b, F32x8 c) {
+    return F32x8(_mm256_fmadd_ps(a.v, b.v, c.v));
+  }
+  // minps and maxps return their second operand when one is a NaN.
+  friend F32x8 at_most(F32x8 x, F32x8 limit) { return F32x8(_mm256_min_ps(limit.v, x.v)); }
+  friend F32x8 at_least(F32x8 x, F32x8 limit) { return F32x8(_mm256_max_ps(limit.v, x.v)); }
+  friend F32x8 abs(F32x8 x) { return F32x8(_mm256_andnot_ps(_mm256_set1_ps(-0.0F), x.v)); }
+  friend F32x8 copy_sign(F32x8 x, F32x8 sign) {
+    const __m256 mask = _mm256_set1_ps(-0.0F);
+    return F32x8(_mm256_or_ps(_mm256_andnot_ps(mask, x.v), _mm256_and_ps(mask, sign.v)));
+  }
+  friend F32x8 select_less(F32x8 a, F32x8 b, F32x8 x, F32x8 y) {
+    return F32x8(_mm256_blendv_ps(y.v, x.v, _mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)));
+  }
+  friend F32x8 round_even(F32x8 x) {
+    return F32x8(_mm256_round_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  friend F32x8 pow2(F32x8 n) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+    return F32x8(_mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  }
+};
+
+constexpr int kRows = 3;
+
+}  // namespace
+
+void gemm_avx2_fma_f32(const GemmTile& tile) { gemm<F32x8, WeightFormat::f32, kRows>(tile); }
+void gemm_avx2_fma_f16(const GemmTile& tile) { gemm<F32x8, WeightFormat::f16, kRows>(tile); }
+void gemm_avx2_fma_bf16(const GemmTile& tile) { gemm<F32x8, WeightFormat::bf16, kRows>(tile); }
+void load_rows_avx2_fma(const LoadRows& rows) { load_rows<F32x8>(rows); }
+void activate_avx2_fma(const ActivateTile& tile) { activate<F32x8>(tile); }
+void combine_avx2_fma(const CombineTile& tile) { combine<F32x8>(tile); }
+
+}  // namespace fusedmoe::cpu

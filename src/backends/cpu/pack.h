@@ -1,0 +1,37 @@
+// From the caller's layouts to panels: which rows make up a panel, and the copy. Used once per plan
+// for packed weights, and for each use of a panel when weights are borrowed.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/cpu/kernels/kernels.h"
+#include "core/backend.h"
+#include "fusedmoe/weights.h"
+
+namespace fusedmoe::cpu {
+
+// Where the 32 outputs of a panel start in the caller's memory; null = padding, zeros.
+struct PanelOutputs {
+  std::array<const std::byte*, kPanelOutputs> output;
+  std::int64_t k_stride;  // bytes from one k to the next
+  int element_bytes;
+};
+
+// Panel `panel` of w13 or w2 of one expert. `expert` counts within `weights`.
+PanelOutputs w13_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,
+                       std::int64_t panel);
+PanelOutputs w2_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,
+                      std::int64_t panel);
+
+// to: [k][32], elements as they are.
+void copy_panel(const PanelOutputs& panel, std::int64_t k0, std::int64_t k, void* to);
+
+// The biases of a panel in its order, fp32, zeros for padding. False when there is no bias.
+bool w13_bias_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,
+                    std::int64_t panel, float* to);
+bool w2_bias_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,
+                   std::int64_t panel, float* to);
+
+}  // namespace fusedmoe::cpu

@@ -1,0 +1,37 @@
+// Tensor names -> layer, expert, matrix, by the patterns of a family.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "checkpoint/families.h"
+
+namespace fusedmoe::checkpoint {
+
+// Where a name belongs. Numbers of more digits than 64 bits hold come out as the largest value.
+struct ExpertName {
+  std::int64_t layer = 0;
+  // False for a name that stands where the family's experts stand but fits none of its patterns.
+  bool known = false;
+  std::size_t pattern = 0;  // index into Family::patterns
+  std::size_t tensor = 0;   // index into ExpertPattern::tensors
+  std::int64_t expert = 0;  // 0 where one tensor holds all experts
+};
+
+// Nothing for every other tensor: attention, routers, shared experts, dense layers.
+std::optional<ExpertName> match_expert_name(const Family& family, std::string_view name) noexcept;
+
+// The name of an expert's tensor; `expert` is ignored where one tensor holds all experts.
+std::string expert_tensor_name(const Family& family, std::int64_t layer,
+                               const TensorPattern& pattern, std::int64_t expert);
+
+// `rest` behind the prefix of the family's layer.
+std::string layer_tensor_name(const Family& family, std::int64_t layer, std::string_view rest);
+
+// Whether a name that fits no pattern ends as the tensors of quantised checkpoints do.
+bool looks_quantized(std::string_view name) noexcept;
+
+}  // namespace fusedmoe::checkpoint

@@ -1,0 +1,26 @@
+// The oracle: the layer as a plain fp64 loop over decoded weights. No speed, no sharing with the
+// backends beyond the definitions in formats/ and activations/.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fusedmoe/config.h"
+#include "fusedmoe/tensor.h"
+#include "fusedmoe/weights.h"
+
+namespace fusedmoe {
+
+// Value at (row, column) of a view of activations, router weights or biases.
+double element(const ConstMatrixView& view, std::int64_t row, std::int64_t column);
+
+// [num_tokens, hidden_size]. expert_map: [num_experts], local id or -1; empty = identity.
+// Weights whole or as a source. Slots with id -1 or a non-local id contribute nothing.
+std::vector<double> reference_moe(const MoeConfig& config, const ExpertWeights& weights,
+                                  const ConstMatrixView& hidden,        // [num_tokens, hidden_size]
+                                  const ConstMatrixView& topk_weights,  // [num_tokens, top_k]
+                                  const ConstMatrixView& topk_ids,      // [num_tokens, top_k]
+                                  std::span<const std::int32_t> expert_map = {});
+
+}  // namespace fusedmoe
