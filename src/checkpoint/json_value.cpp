@@ -149,6 +149,8 @@ std::string to_text(const JsonValue& value) {
 }
 
 JsonValue parse_json(std::string_view text, std::string_view file) {
+  // The parser takes a NUL byte for the end of its input and would not look at what follows.
+  if (text.find('\0') != std::string_view::npos) fail_io(file, "not valid JSON: a NUL byte");
   std::string clean(text);
   blank_python_numbers(clean);
   JsonValue root;

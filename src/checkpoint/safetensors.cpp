@@ -269,6 +269,10 @@ SafetensorsContent parse_safetensors(std::span<const std::byte> bytes, std::stri
   if (length == 0 || text[0] != '{') {
     fail_io(file, "header at offset 8 does not begin with '{'; no safetensors file");
   }
+  // The parser takes a NUL byte for the end of its input and would not look at what follows.
+  if (std::memchr(text, 0, length) != nullptr) {
+    fail_io(file, "header is not valid JSON: it has a NUL byte; fetch the file again");
+  }
   SafetensorsContent content;
   HeaderReader reader(file, content);
   if (!nlohmann::json::sax_parse(text, text + length, &reader)) {
