@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/golden.h"
+#include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/sharded.h"
 #include "checkpoint/text.h"
@@ -49,17 +50,11 @@ Files find_files_in_folder(const fs::path& folder) {
   if (is_there(folder / kSingleName)) files.single = folder / kSingleName;
   if (!files.index.empty() || !files.single.empty()) return files;
 
-  std::error_code error;
-  fs::path gguf;
   std::size_t num_safetensors = 0;
-  fs::directory_iterator entries(folder, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    const fs::path& entry = entries->path();
-    if (entry.extension() == ".gguf" && (gguf.empty() || entry < gguf)) gguf = entry;
+  for (const fs::path& entry : list_folder(folder)) {
+    if (entry.extension() == ".gguf") refuse_gguf(entry);
     if (entry.extension() == ".safetensors" && !is_golden_file(entry)) ++num_safetensors;
   }
-  if (error) fail_io(folder.string(), "cannot be listed: " + error.message());
-  if (!gguf.empty()) refuse_gguf(gguf);
   std::string text = std::string("has neither ") + kSingleName + " nor " + kIndexName;
   if (num_safetensors > 0) {
     text += "; it has " + std::to_string(num_safetensors) +

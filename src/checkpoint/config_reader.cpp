@@ -2,6 +2,7 @@
 #include "checkpoint/config_reader.h"
 
 #include <cmath>
+#include <utility>
 
 #include "checkpoint/text.h"
 
@@ -35,25 +36,23 @@ void ConfigReader::fail_missing(Keys keys) const {
   fail_io(file_, "key " + names + " is missing; add it as the model's publisher gives it");
 }
 
-const JsonValue* ConfigReader::find(Keys keys) const {
-  const JsonValue* result = nullptr;
-  std::string result_name;
+ConfigReader::Found ConfigReader::find(Keys keys) const {
+  Found found;
   for (const JsonValue* const object : {&root_, section_}) {
     if (object == nullptr) continue;
     for (const std::string_view key : keys.names()) {
       const JsonValue* const value = object->find(key);
       if (value == nullptr) continue;
-      const std::string name =
-          (object == section_ ? section_name_ + "." : std::string()).append(key);
-      if (result != nullptr && !(*result == *value)) {
-        fail(result_name, "is " + to_text(*result) + ", but " + name + " is " + to_text(*value) +
-                              "; they say the same thing and must agree");
+      std::string name = (object == section_ ? section_name_ + "." : std::string()).append(key);
+      if (!found) {
+        found = {value, std::move(name)};
+      } else if (!(*found.value == *value)) {
+        fail(found.key, "is " + to_text(*found.value) + ", but " + name + " is " + to_text(*value) +
+                            "; they say the same thing and must agree");
       }
-      if (result == nullptr) result_name = name;
-      result = value;
     }
   }
-  return result;
+  return found;
 }
 
 std::int64_t ConfigReader::checked_integer(const JsonValue& value, std::string_view key,
@@ -68,9 +67,9 @@ std::int64_t ConfigReader::checked_integer(const JsonValue& value, std::string_v
 
 std::optional<std::int64_t> ConfigReader::integer(Keys keys, std::int64_t min,
                                                   std::int64_t max) const {
-  const JsonValue* const value = find(keys);
-  if (value == nullptr) return std::nullopt;
-  return checked_integer(*value, keys.front(), min, max);
+  const Found found = find(keys);
+  if (!found) return std::nullopt;
+  return checked_integer(*found.value, found.key, min, max);
 }
 
 std::int64_t ConfigReader::require_integer(Keys keys, std::int64_t min, std::int64_t max) const {
@@ -80,17 +79,17 @@ std::int64_t ConfigReader::require_integer(Keys keys, std::int64_t min, std::int
 }
 
 std::optional<double> ConfigReader::positive_number(Keys keys) const {
-  const JsonValue* const value = find(keys);
-  if (value == nullptr) return std::nullopt;
+  const Found found = find(keys);
+  if (!found) return std::nullopt;
   double number = 0;
-  if (const auto* const integer = value->as<std::int64_t>()) {
+  if (const auto* const integer = found.value->as<std::int64_t>()) {
     number = static_cast<double>(*integer);
-  } else if (const auto* const real = value->as<double>()) {
+  } else if (const auto* const real = found.value->as<double>()) {
     number = *real;
   }
   // float is what takes it in the end.
   if (!(number > 0) || !std::isfinite(static_cast<float>(number))) {
-    fail(keys.front(), "is " + to_text(*value) + "; expected a finite number above 0");
+    fail(found.key, "is " + to_text(*found.value) + "; expected a finite number above 0");
   }
   return number;
 }
@@ -102,18 +101,18 @@ double ConfigReader::require_positive_number(Keys keys) const {
 }
 
 std::optional<bool> ConfigReader::boolean(Keys keys) const {
-  const JsonValue* const value = find(keys);
-  if (value == nullptr) return std::nullopt;
-  const auto* const flag = value->as<bool>();
-  if (flag == nullptr) fail(keys.front(), "is " + to_text(*value) + "; expected true or false");
+  const Found found = find(keys);
+  if (!found) return std::nullopt;
+  const auto* const flag = found.value->as<bool>();
+  if (flag == nullptr) fail(found.key, "is " + to_text(*found.value) + "; expected true or false");
   return *flag;
 }
 
 std::optional<std::string> ConfigReader::text(Keys keys) const {
-  const JsonValue* const value = find(keys);
-  if (value == nullptr) return std::nullopt;
-  const auto* const string = value->as<std::string>();
-  if (string == nullptr) fail(keys.front(), "is " + to_text(*value) + "; expected a string");
+  const Found found = find(keys);
+  if (!found) return std::nullopt;
+  const auto* const string = found.value->as<std::string>();
+  if (string == nullptr) fail(found.key, "is " + to_text(*found.value) + "; expected a string");
   return *string;
 }
 
@@ -125,16 +124,16 @@ std::string ConfigReader::require_text(Keys keys) const {
 
 std::optional<std::vector<std::int64_t>> ConfigReader::integers(Keys keys, std::int64_t min,
                                                                 std::int64_t max) const {
-  const JsonValue* const value = find(keys);
-  if (value == nullptr) return std::nullopt;
-  const auto* const array = value->as<JsonArray>();
+  const Found found = find(keys);
+  if (!found) return std::nullopt;
+  const auto* const array = found.value->as<JsonArray>();
   if (array == nullptr) {
-    fail(keys.front(), "is " + to_text(*value) + "; expected a list of integers");
+    fail(found.key, "is " + to_text(*found.value) + "; expected a list of integers");
   }
   std::vector<std::int64_t> result;
   result.reserve(array->size());
   for (const JsonValue& element : *array) {
-    result.push_back(checked_integer(element, keys.front(), min, max));
+    result.push_back(checked_integer(element, found.key, min, max));
   }
   return result;
 }
@@ -142,16 +141,16 @@ std::optional<std::vector<std::int64_t>> ConfigReader::integers(Keys keys, std::
 std::vector<std::int64_t> ConfigReader::integer_by_layer(Keys keys, std::int64_t min,
                                                          std::int64_t max,
                                                          std::int64_t num_layers) const {
-  const JsonValue* const value = find(keys);
-  if (value == nullptr) fail_missing(keys);
+  const Found found = find(keys);
+  if (!found) fail_missing(keys);
   const auto count = static_cast<std::size_t>(num_layers);
-  if (value->as<JsonArray>() == nullptr) {
-    return std::vector<std::int64_t>(count, checked_integer(*value, keys.front(), min, max));
+  if (found.value->as<JsonArray>() == nullptr) {
+    return std::vector<std::int64_t>(count, checked_integer(*found.value, found.key, min, max));
   }
   std::vector<std::int64_t> result = *integers(keys, min, max);
   if (result.size() != count) {
-    fail(keys.front(), "lists " + std::to_string(result.size()) + " values; expected one for " +
-                           "each of the " + std::to_string(num_layers) + " layers");
+    fail(found.key, "lists " + std::to_string(result.size()) + " values; expected one for " +
+                        "each of the " + std::to_string(num_layers) + " layers");
   }
   return result;
 }

@@ -29,7 +29,6 @@ class Keys {
       : names_(names) {}
 
   std::span<const std::string_view> names() const noexcept { return names_; }
-  std::string_view front() const noexcept { return names_.front(); }
 
  private:
   std::span<const std::string_view> names_;
@@ -41,9 +40,16 @@ class ConfigReader {
   // arguments must outlive the reader. Throws when the section is missing or no object.
   ConfigReader(const JsonValue& root, std::string_view section, std::string_view file);
 
-  // The one value under any of these keys, in the root or the section; null when there is none.
-  // Throws Error{io} when two of them differ.
-  const JsonValue* find(Keys keys) const;
+  struct Found {
+    const JsonValue* value = nullptr;  // null: none of the keys is there
+    std::string key = {};              // as it stands in the file
+
+    explicit operator bool() const noexcept { return value != nullptr; }
+  };
+
+  // The one value under any of these keys, in the root or the section. Throws Error{io} when two
+  // of them differ.
+  Found find(Keys keys) const;
 
   // Throw Error{io} unless the value, when present, has that type and lies in [min, max]; `require`
   // also when it is missing.

@@ -8,6 +8,7 @@
 #include <system_error>
 #include <tuple>
 
+#include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/text.h"
 
@@ -132,11 +133,9 @@ std::vector<Golden> read_goldens(const fs::path& checkpoint) {
   fs::path folder = is_folder ? checkpoint : checkpoint.parent_path();
   if (folder.empty()) folder = ".";
   std::vector<Golden> goldens;
-  fs::directory_iterator entries(folder, error);
-  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
-    if (is_golden_file(entries->path())) goldens.push_back(read_golden(entries->path()));
+  for (const fs::path& entry : list_folder(folder)) {
+    if (is_golden_file(entry)) goldens.push_back(read_golden(entry));
   }
-  if (error) fail_io(folder.string(), "cannot be listed: " + error.message());
   std::sort(goldens.begin(), goldens.end(), [](const Golden& a, const Golden& b) {
     return std::tie(a.layer, a.file) < std::tie(b.layer, b.file);
   });

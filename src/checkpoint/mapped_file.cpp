@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <system_error>
 
@@ -61,6 +62,20 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t max_by
                              std::to_string(max_bytes) + " bytes for a file of this kind");
   }
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::vector<std::filesystem::path> list_folder(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> entries;
+  // The overloads with error_code are noexcept and would end the process when memory runs out.
+  try {
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      entries.push_back(entry.path());
+    }
+  } catch (const std::filesystem::filesystem_error& error) {
+    fail_io(folder.string(), "cannot be listed: " + error.code().message());
+  }
+  std::sort(entries.begin(), entries.end());
+  return entries;
 }
 
 }  // namespace fusedmoe::checkpoint

@@ -1,10 +1,12 @@
-// A whole file mapped read-only. Pages are read when they are touched, never all at once.
+// A whole file mapped read-only, and the two other things that are asked of a file system. Pages
+// of a mapped file are read when they are touched, never all at once.
 #pragma once
 
 #include <cstddef>
 #include <filesystem>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace fusedmoe::checkpoint {
 
@@ -27,5 +29,8 @@ class MappedFile {
 
 // The whole of a small text file. Throws Error{io} as above, and beyond max_bytes.
 std::string read_text_file(const std::filesystem::path& path, std::size_t max_bytes);
+
+// The entries of a folder, sorted. Throws Error{io}.
+std::vector<std::filesystem::path> list_folder(const std::filesystem::path& folder);
 
 }  // namespace fusedmoe::checkpoint

@@ -25,9 +25,9 @@ constexpr std::string_view kLayers[] = {"num_hidden_layers", "n_layers"};
 
 void refuse_quantized(const ConfigReader& config) {
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
-    const JsonValue* const value = config.find({key});
-    if (value == nullptr) continue;
-    const JsonValue* const method = value->find("quant_method");
+    const ConfigReader::Found found = config.find({key});
+    if (!found) continue;
+    const JsonValue* const method = found.value->find("quant_method");
     config.fail_unsupported("the checkpoint is quantised (" + std::string(key) + ", quant_method " +
                             (method == nullptr ? "not given" : to_text(*method)) +
                             "); only f32, f16 and bf16 experts are read by this build");
@@ -45,7 +45,7 @@ DType read_dtype(const ConfigReader& config) {
 }
 
 std::string activation_name(const ConfigReader& config, const Family& family) {
-  const JsonValue* const value = config.find({family.activation});
+  const JsonValue* const value = config.find({family.activation}).value;
   // DBRX names it in an object, and leaves it out where it is silu.
   if (family.activation == "ffn_act_fn") {
     if (value == nullptr) return "silu";
@@ -123,7 +123,7 @@ LayerFlags listed_layers(const ConfigReader& config, std::int64_t num_layers) {
 // Empty when neither key is there.
 LayerFlags block_types(const ConfigReader& config) {
   LayerFlags from_list;
-  if (const JsonValue* const value = config.find({"layers_block_type"})) {
+  if (const JsonValue* const value = config.find({"layers_block_type"}).value) {
     const auto* const array = value->as<JsonArray>();
     if (array == nullptr) config.fail("layers_block_type", "is no list of names");
     for (const JsonValue& type : *array) {
@@ -307,7 +307,7 @@ ModelConfig read_model(const ConfigReader& config, const Family& family) {
   moe.activation = read_activation(config, family);
   moe.apply_router_weight_on_input = family.weight_on_input;
   moe.hidden_size = config.require_integer(kHidden, 1, kMaxSize);
-  if (config.find({"moe_latent_size"}) != nullptr) {
+  if (config.find({"moe_latent_size"})) {
     config.fail_unsupported("moe_latent_size is set: experts in a latent space are not read");
   }
   const LayerFlags flags = moe_layers(config, family.layers);

@@ -39,8 +39,10 @@ fusedmoe_status route_with(RouteFunction function, const fusedmoe_routing_config
                            const fusedmoe_matrix* topk_ids) noexcept {
   using namespace fusedmoe::c_api;
   return guarded([&] {
-    function(to_routing({"config"}, config), to_matrix({"logits"}, logits),
-             to_matrix({"topk_weights"}, topk_weights), to_matrix({"topk_ids"}, topk_ids));
+    const auto routing = to_routing({"config"}, config);
+    const auto from = to_matrix({"logits"}, logits);
+    const auto weights = to_matrix({"topk_weights"}, topk_weights);
+    function(routing, from, weights, to_matrix({"topk_ids"}, topk_ids));
   });
 }
 

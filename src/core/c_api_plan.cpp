@@ -36,8 +36,9 @@ fusedmoe_status fusedmoe_supports(const fusedmoe_moe_config* config,
     const TextOut out("reason", reason, reason_bytes, reason_needed);
     fusedmoe::Support support;
     try {
-      support = FusedMoe::supports(to_config({"config"}, config), to_weights({"weights"}, weights),
-                                   to_options({"options"}, options));
+      const auto layer = to_config({"config"}, config);
+      const auto views = to_weights({"weights"}, weights);
+      support = FusedMoe::supports(layer, views, to_options({"options"}, options));
     } catch (const Error& error) {
       // A struct that does not convert is an answer too: create refuses it with the same text.
       if (error.code() != ErrorCode::invalid_argument && error.code() != ErrorCode::unsupported) {
@@ -57,9 +58,10 @@ fusedmoe_status fusedmoe_packed_weights_size(const fusedmoe_moe_config* config,
   using namespace fusedmoe::c_api;
   return guarded([&] {
     need_pointer({"bytes"}, bytes);
-    const WorkspaceSize size = FusedMoe::packed_weights_size(to_config({"config"}, config),
-                                                             to_weights({"weights"}, weights),
-                                                             to_options({"options"}, options));
+    const auto layer = to_config({"config"}, config);
+    const auto views = to_weights({"weights"}, weights);
+    const WorkspaceSize size =
+        FusedMoe::packed_weights_size(layer, views, to_options({"options"}, options));
     *bytes = size.bytes;
     put_optional(alignment, size.alignment);
   });
@@ -72,8 +74,9 @@ fusedmoe_status fusedmoe_plan_create(const fusedmoe_moe_config* config,
   return guarded([&] {
     need_pointer({"plan"}, plan);
     *plan = nullptr;
-    FusedMoe moe = FusedMoe::create(to_config({"config"}, config), to_weights({"weights"}, weights),
-                                    to_options({"options"}, options));
+    const auto layer = to_config({"config"}, config);
+    const auto views = to_weights({"weights"}, weights);
+    FusedMoe moe = FusedMoe::create(layer, views, to_options({"options"}, options));
     const fusedmoe_activation_config activation = from_activation(moe.config().activation);
     *plan = new fusedmoe_plan{std::move(moe), activation};
   });
@@ -139,10 +142,14 @@ fusedmoe_status fusedmoe_plan_apply(const fusedmoe_plan* plan, const fusedmoe_ma
   using namespace fusedmoe::c_api;
   return guarded([&] {
     need_pointer({"plan"}, plan);
+    // In order of the parameters, so that of two mistakes the first is named.
+    const auto to = to_matrix({"output"}, output);
+    const auto from = to_matrix({"hidden"}, hidden);
+    const auto slot_weights = to_matrix({"topk_weights"}, topk_weights);
+    const auto slot_ids = to_matrix({"topk_ids"}, topk_ids);
+    const auto scratch = to_workspace({"workspace"}, workspace);
     const ContextHolder holder({"context"}, context);
-    plan->moe.apply(to_matrix({"output"}, output), to_matrix({"hidden"}, hidden),
-                    to_matrix({"topk_weights"}, topk_weights), to_matrix({"topk_ids"}, topk_ids),
-                    to_workspace({"workspace"}, workspace), holder.context);
+    plan->moe.apply(to, from, slot_weights, slot_ids, scratch, holder.context);
   });
 }
 
@@ -150,7 +157,8 @@ fusedmoe_status fusedmoe_plan_refresh(fusedmoe_plan* plan, const fusedmoe_expert
                                       int32_t wait) {
   return guarded([&] {
     need_pointer({"plan"}, plan);
-    plan->moe.refresh(fusedmoe::c_api::to_weights({"weights"}, weights), to_wait(wait));
+    const auto views = fusedmoe::c_api::to_weights({"weights"}, weights);
+    plan->moe.refresh(views, to_wait(wait));
   });
 }
 
@@ -160,8 +168,9 @@ fusedmoe_status fusedmoe_plan_refresh_experts(fusedmoe_plan* plan, const int64_t
   return guarded([&] {
     need_pointer({"plan"}, plan);
     need_array({"local_experts"}, local_experts, "count", count);
-    plan->moe.refresh_experts(std::span(local_experts, static_cast<std::size_t>(count)),
-                              fusedmoe::c_api::to_weights({"weights"}, weights), to_wait(wait));
+    const auto views = fusedmoe::c_api::to_weights({"weights"}, weights);
+    plan->moe.refresh_experts(std::span(local_experts, static_cast<std::size_t>(count)), views,
+                              to_wait(wait));
   });
 }
 

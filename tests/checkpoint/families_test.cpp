@@ -6,6 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/expert_names.h"
+#include "checkpoint/safetensors.h"
 #include "test_files.h"
 
 namespace fusedmoe::checkpoint {
@@ -182,7 +183,7 @@ TEST_P(FamilyTest, IsRead) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Made, FamilyTest, testing::ValuesIn(family_cases()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& made) { return made.param.name; });
 
 TEST(Families, SizesByLayer) {
   const ModelConfig model = parse_model_config(

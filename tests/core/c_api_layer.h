@@ -44,6 +44,7 @@ struct Layer {
   static constexpr std::int64_t kTopK = 2;
   static constexpr std::int64_t kTokens = 7;
 
+  std::int64_t num_tokens;
   std::vector<std::uint16_t> w13_data;
   std::vector<std::uint16_t> w2_data;
   std::vector<std::uint16_t> hidden_data;
@@ -61,16 +62,16 @@ struct Layer {
   fusedmoe_const_matrix topk_weights;
   fusedmoe_const_matrix topk_ids;
 
-  explicit Layer(std::uint32_t seed = 1) {
+  explicit Layer(std::uint32_t seed = 1, std::int64_t tokens = kTokens) : num_tokens(tokens) {
     Values values(seed);
     w13_data = values.bf16(kExperts * 2 * kIntermediate * kHidden);
     w2_data = values.bf16(kExperts * kHidden * kIntermediate);
-    hidden_data = values.bf16(kTokens * kHidden);
-    for (std::int64_t i = 0; i < kTokens * kTopK; ++i) {
+    hidden_data = values.bf16(num_tokens * kHidden);
+    for (std::int64_t i = 0; i < num_tokens * kTopK; ++i) {
       topk_weights_data.push_back(0.5F + 0.25F * values.next());
       topk_ids_data.push_back(static_cast<std::int32_t>((i * 3 + i / 5) % kExperts));
     }
-    output_data.assign(kTokens * kHidden, 0xFFFF);
+    output_data.assign(static_cast<std::size_t>(num_tokens * kHidden), 0xFFFF);
 
     fusedmoe_moe_config_init(&config);
     config.hidden_size = kHidden;
@@ -92,11 +93,12 @@ struct Layer {
     fusedmoe_expert_weights_init(&weights);
     weights.w13 = &w13;
     weights.w2 = &w2;
-    output = fusedmoe_matrix_of(output_data.data(), FUSEDMOE_DTYPE_BF16, kTokens, kHidden);
-    hidden = fusedmoe_const_matrix_of(hidden_data.data(), FUSEDMOE_DTYPE_BF16, kTokens, kHidden);
+    output = fusedmoe_matrix_of(output_data.data(), FUSEDMOE_DTYPE_BF16, num_tokens, kHidden);
+    hidden = fusedmoe_const_matrix_of(hidden_data.data(), FUSEDMOE_DTYPE_BF16, num_tokens, kHidden);
     topk_weights =
-        fusedmoe_const_matrix_of(topk_weights_data.data(), FUSEDMOE_DTYPE_F32, kTokens, kTopK);
-    topk_ids = fusedmoe_const_matrix_of(topk_ids_data.data(), FUSEDMOE_DTYPE_I32, kTokens, kTopK);
+        fusedmoe_const_matrix_of(topk_weights_data.data(), FUSEDMOE_DTYPE_F32, num_tokens, kTopK);
+    topk_ids =
+        fusedmoe_const_matrix_of(topk_ids_data.data(), FUSEDMOE_DTYPE_I32, num_tokens, kTopK);
   }
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
@@ -139,10 +141,10 @@ struct Layer {
   }
   std::vector<std::uint16_t> cpp_apply() const {
     std::vector<std::uint16_t> result(output_data.size(), 0xFFFF);
-    cpp_plan().apply({result.data(), DType::bf16, kTokens, kHidden},
-                     {hidden_data.data(), DType::bf16, kTokens, kHidden},
-                     {topk_weights_data.data(), DType::f32, kTokens, kTopK},
-                     {topk_ids_data.data(), DType::i32, kTokens, kTopK});
+    cpp_plan().apply({result.data(), DType::bf16, num_tokens, kHidden},
+                     {hidden_data.data(), DType::bf16, num_tokens, kHidden},
+                     {topk_weights_data.data(), DType::f32, num_tokens, kTopK},
+                     {topk_ids_data.data(), DType::i32, num_tokens, kTopK});
     return result;
   }
 };

@@ -398,7 +398,7 @@ TEST(CApi, StorageOfTheCallerAndAdoption) {
 }
 
 TEST(CApi, RunnerOfTheCaller) {
-  Layer layer;
+  Layer layer(1, 2000);  // enough work for two threads
   const std::vector<std::uint16_t> expected = layer.cpp_apply();
   const PlanPtr plan = make_plan(layer);
   ASSERT_NE(plan, nullptr) << fusedmoe_last_error();

@@ -1,0 +1,49 @@
+# A thin face over CMake presets. `make demo` and `make test` are all that a user needs.
+PRESET ?= $(if $(CI),ci,release)
+JOBS ?= $(shell nproc)
+GOLDEN = $(wildcard tests/golden/*_bf16 tests/golden/*_bf16_shards tests/golden/*_f32)
+FUSEDMOE = build/bin/fusedmoe
+
+.PHONY: build demo test test-long sanitize fuzz check clean
+
+build:
+	@scripts/install_dependencies.sh build
+	@cmake --preset $(PRESET) >build.log 2>&1 || { cat build.log; exit 1; }
+	@cmake --build build -j $(JOBS)
+
+# The main job: real checkpoints' layers against their reference models, then what it costs to own
+# scratch in three ways.
+demo: build
+	$(FUSEDMOE) verify $(GOLDEN)
+	$(FUSEDMOE) bench --model qwen3.6-35b-a3b --layers 4 --tokens 1,8,64 --workspace-modes
+
+test: build
+	@ctest --test-dir build -j $(JOBS) --output-on-failure
+
+# Minutes and gigabytes: indices beyond 2^31 for real, and a full random sweep.
+test-long: build
+	build/tests/long_tests
+	$(FUSEDMOE) verify --random 5000
+
+sanitize: sanitize-asan sanitize-tsan
+sanitize-%:
+	@scripts/install_dependencies.sh check
+	cmake --preset $* >build.log 2>&1 || { cat build.log; exit 1; }
+	cmake --build build-$* -j $(JOBS)
+	ctest --test-dir build-$* -j $(JOBS) --output-on-failure -LE install
+
+FUZZ_SECONDS ?= 60
+fuzz:
+	@scripts/install_dependencies.sh check
+	cmake --preset fuzz >build.log 2>&1 || { cat build.log; exit 1; }
+	cmake --build build-fuzz -j $(JOBS)
+	scripts/fuzz.sh $(FUZZ_SECONDS)
+
+# What a change must pass besides the tests.
+check: build
+	@scripts/install_dependencies.sh check
+	scripts/check_format.sh
+	scripts/check_tidy.sh build
+
+clean:
+	rm -rf build build-asan build-tsan build-fuzz build.log
