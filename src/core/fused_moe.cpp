@@ -106,7 +106,8 @@ Support FusedMoe::supports(const MoeConfig& config, const ExpertWeights& weights
   try {
     const PlanSpec spec = make_spec(config, options);
     const Backend& backend = backend_for(options.device);
-    check_weights(spec, weights, spec.num_local_experts);
+    check_weights(spec, weights, spec.num_local_experts,
+                  options.weight_storage == WeightStorage::adopt);
     backend.check_support(spec, weights);
     return {true, {}};
   } catch (const Error& error) {
@@ -119,7 +120,8 @@ FusedMoe FusedMoe::create(const MoeConfig& config, const ExpertWeights& weights,
   return translate([&] {
     PlanSpec spec = make_spec(config, options);
     const Backend& backend = backend_for(options.device);
-    check_weights(spec, weights, spec.num_local_experts);
+    check_weights(spec, weights, spec.num_local_experts,
+                  options.weight_storage == WeightStorage::adopt);
     backend.check_support(spec, weights);
     std::unique_ptr<BackendPlan> plan = backend.create(spec, weights);
     auto impl = std::make_unique<Impl>(std::move(spec), backend, std::move(plan));
@@ -138,7 +140,7 @@ WorkspaceSize FusedMoe::packed_weights_size(const MoeConfig& config, const Exper
                                             const PlanOptions& options) {
   const PlanSpec spec = make_spec(config, options);
   const Backend& backend = backend_for(options.device);
-  check_weights(spec, weights, spec.num_local_experts);
+  check_weights(spec, weights, spec.num_local_experts, true);
   return backend.packed_weights_size(spec, weights);
 }
 

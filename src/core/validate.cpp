@@ -1,7 +1,8 @@
 #include "core/validate.h"
 
+#include <array>
 #include <cmath>
-#include <cstdlib>
+#include <cstdio>
 #include <string>
 
 #include "formats/format.h"
@@ -156,24 +157,31 @@ struct Expected {
   const char* column_name;
 };
 
+// Text is put together only when something is wrong: a sound call allocates nothing.
+[[noreturn]] void refuse_view(const Expected& expected, const std::string& got,
+                              const std::string& remedy) {
+  refuse(expected.name,
+         std::string(expected.dtypes) + " " +
+             shape("num_tokens", expected.rows, expected.column_name, expected.columns),
+         got, remedy);
+}
+
 void check_view(const Expected& expected, const ConstMatrixView& view) {
-  const std::string wanted =
-      std::string(expected.dtypes) + " " +
-      shape("num_tokens", expected.rows, expected.column_name, expected.columns);
-  if (!expected.dtype_ok) refuse(expected.name, wanted, describe(view), "cast it");
+  if (!expected.dtype_ok) refuse_view(expected, describe(view), "cast it");
   if (view.rows != expected.rows || view.columns != expected.columns) {
-    refuse(expected.name, wanted, describe(view), "pass the same num_tokens in all four tensors");
+    refuse_view(expected, describe(view), "pass the same num_tokens in all four tensors");
   }
-  if (view.data == nullptr) refuse(expected.name, wanted, "a null pointer", "pass its address");
+  if (view.data == nullptr) refuse_view(expected, "a null pointer", "pass its address");
   if (view.row_stride < view.columns && view.rows > 1) {
     refuse(std::string(expected.name) + ".row_stride", "at least " + std::to_string(view.columns),
            std::to_string(view.row_stride),
            "make the rows distinct, the last dimension contiguous");
   }
-  const std::int64_t bytes = bytes_per_element(view.dtype);
-  if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(bytes) != 0) {
+  const auto bytes = static_cast<std::uintptr_t>(bytes_per_element(view.dtype));
+  const std::uintptr_t beyond = reinterpret_cast<std::uintptr_t>(view.data) % bytes;
+  if (beyond != 0) {
     refuse(expected.name, "an address that is a multiple of " + std::to_string(bytes) + " bytes",
-           std::to_string(reinterpret_cast<std::uintptr_t>(view.data)), "align it to its dtype");
+           "one that is " + std::to_string(beyond) + " beyond", "align it to its dtype");
   }
 }
 
@@ -210,10 +218,16 @@ bool overlap(const Extent& a, const Extent& b) {
   return true;
 }
 
+std::string range(const Extent& extent) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "[%#zx, %#zx)", static_cast<std::size_t>(extent.begin),
+                static_cast<std::size_t>(extent.end()));
+  return text.data();
+}
+
 void check_apart(const Extent& a, const Extent& b) {
   if (!overlap(a, b)) return;
-  refuse(a.name, std::string("memory apart from ") + b.name,
-         "addresses that overlap by a range of bytes",
+  refuse(a.name, std::string("memory apart from ") + b.name + " at " + range(b), range(a),
          "use another buffer (output may be exactly hidden, nothing else may overlap)");
 }
 
@@ -253,28 +267,30 @@ PlanSpec make_spec(const MoeConfig& config, const PlanOptions& options) {
   return spec;
 }
 
-void check_weights(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t num_experts) {
+void check_weights(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t num_experts,
+                   bool shapes_only) {
   if (num_experts == 0) return;  // nothing will be read
   const MoeConfig& config = spec.config;
   const std::int64_t inter = config.intermediate_size;
-  const bool source = static_cast<bool>(weights.source);
+  const bool may_be_null = shapes_only || static_cast<bool>(weights.source);
   const bool apart = !weights.w13_up.empty();
   if (apart && !spec.gated()) {
     refuse("weights.w13_up", std::string("nothing for ") + to_string(config.activation.kind),
            "a tensor", "an activation without a gate has w13 alone");
   }
   check_tensor("weights.w13", weights.w13, num_experts, apart ? inter : spec.w13_outputs(),
-               config.hidden_size, source);
+               config.hidden_size, may_be_null);
   if (apart) {
-    check_tensor("weights.w13_up", weights.w13_up, num_experts, inter, config.hidden_size, source);
+    check_tensor("weights.w13_up", weights.w13_up, num_experts, inter, config.hidden_size,
+                 may_be_null);
     if (weights.w13_up.format != weights.w13.format) {
       refuse("weights.w13_up.format", to_string(weights.w13.format),
              to_string(weights.w13_up.format), "give gate and up in one format");
     }
   }
-  check_tensor("weights.w2", weights.w2, num_experts, config.hidden_size, inter, source);
-  check_bias("weights.w13_bias", weights.w13_bias, num_experts, spec.w13_outputs(), source);
-  check_bias("weights.w2_bias", weights.w2_bias, num_experts, config.hidden_size, source);
+  check_tensor("weights.w2", weights.w2, num_experts, config.hidden_size, inter, may_be_null);
+  check_bias("weights.w13_bias", weights.w13_bias, num_experts, spec.w13_outputs(), may_be_null);
+  check_bias("weights.w2_bias", weights.w2_bias, num_experts, config.hidden_size, may_be_null);
 }
 
 void check_tensors(const PlanSpec& spec, const MatrixView& output, const ConstMatrixView& hidden,

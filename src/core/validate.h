@@ -15,8 +15,10 @@ namespace fusedmoe {
 // Checks config and options, resolves the expert map.
 PlanSpec make_spec(const MoeConfig& config, const PlanOptions& options);
 
-// Checks shapes, formats, strides and biases of weights that hold num_experts experts.
-void check_weights(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t num_experts);
+// Checks shapes, formats, strides and biases of weights that hold num_experts experts. shapes_only:
+// the memory itself will not be read and may be null.
+void check_weights(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t num_experts,
+                   bool shapes_only = false);
 
 // Checks the tensors of a call against the layer, and the given workspace against overlap.
 void check_tensors(const PlanSpec& spec, const MatrixView& output, const ConstMatrixView& hidden,

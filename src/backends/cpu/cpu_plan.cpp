@@ -184,6 +184,13 @@ void CpuPlan::check_call(const ApplyCall& call) const {
                 "context.queue: expected null for a plan on the CPU, got a stream or queue; pass "
                 "context.runner to bring threads");
   }
+  if (call.runner != nullptr && (call.runner->run == nullptr || call.runner->num_threads < 1)) {
+    throw Error(ErrorCode::invalid_argument,
+                std::string("context.runner: expected a function and num_threads >= 1, got ") +
+                    (call.runner->run == nullptr ? "a null function"
+                                                 : std::to_string(call.runner->num_threads)) +
+                    "; fill both, or pass no runner");
+  }
   if (const auto bad = routing::find_bad_id(call.topk_ids, spec_.config.num_experts)) {
     throw Error(ErrorCode::invalid_argument,
                 "topk_ids: expected -1 or an id below num_experts=" +

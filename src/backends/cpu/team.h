@@ -12,10 +12,9 @@ class Team {
  public:
   // Holds the pool from here on, unless a runner is given or another call has it.
   Team(const ThreadRunner* runner, int max_threads) : runner_(runner) {
-    if (runner != nullptr && runner->run != nullptr) {
-      size_ = std::clamp(runner->num_threads, 1, max_threads);
+    if (runner != nullptr) {
+      size_ = std::min(runner->num_threads, max_threads);
     } else {
-      runner_ = nullptr;
       ThreadPool& pool = ThreadPool::instance();
       const int available = std::min(max_threads, pool.size());
       if (available > 1 && pool.try_acquire()) {
