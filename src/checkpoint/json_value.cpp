@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
+#include <utility>
 
 #include "checkpoint/text.h"
 
@@ -69,7 +70,9 @@ class TreeBuilder {
     if (auto* const array = std::get_if<JsonArray>(&level.value.data)) {
       array->push_back(std::move(value));
     } else {
-      std::get<JsonObject>(level.value.data).emplace_back(std::move(level.key), std::move(value));
+      auto& object = std::get<JsonObject>(level.value.data);
+      object.keys.push_back(std::move(level.key));
+      object.values.push_back(std::move(value));
     }
     return true;
   }
@@ -119,10 +122,14 @@ void blank_python_numbers(std::string& text) {
 const JsonValue* JsonValue::find(std::string_view key) const noexcept {
   const auto* const object = as<JsonObject>();
   if (object == nullptr) return nullptr;
-  for (const JsonMember& member : *object) {
-    if (member.first == key) return member.second.is_null() ? nullptr : &member.second;
-  }
-  return nullptr;
+  const auto found = std::find(object->keys.begin(), object->keys.end(), key);
+  if (found == object->keys.end()) return nullptr;
+  const JsonValue& value = object->values[found - object->keys.begin()];
+  return value.is_null() ? nullptr : &value;
+}
+
+bool operator==(const JsonObject& a, const JsonObject& b) {
+  return a.keys == b.keys && a.values == b.values;
 }
 
 bool operator==(const JsonValue& a, const JsonValue& b) { return a.data == b.data; }

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <variant>
 #include <vector>
 
@@ -13,8 +12,11 @@ namespace fusedmoe::checkpoint {
 
 struct JsonValue;
 using JsonArray = std::vector<JsonValue>;
-using JsonMember = std::pair<std::string, JsonValue>;
-using JsonObject = std::vector<JsonMember>;
+// In the order of the file; as many keys as values.
+struct JsonObject {
+  std::vector<std::string> keys;
+  std::vector<JsonValue> values;
+};
 
 struct JsonValue {
   // Integers that need more than 63 bits are held as double, as JSON's own numbers are.
@@ -29,6 +31,7 @@ struct JsonValue {
   const JsonValue* find(std::string_view key) const noexcept;
 };
 
+bool operator==(const JsonObject& a, const JsonObject& b);
 bool operator==(const JsonValue& a, const JsonValue& b);
 
 // As it would stand in a file, shortened: for messages.

@@ -1,6 +1,7 @@
-// Implementation of mapped_file.h with POSIX open, fstat and mmap.
+// Implementation of mapped_file.h with POSIX calls.
 #include "checkpoint/mapped_file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -8,6 +9,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
+#include <string_view>
 #include <system_error>
 
 #include "checkpoint/text.h"
@@ -65,15 +68,20 @@ std::string read_text_file(const std::filesystem::path& path, std::size_t max_by
 }
 
 std::vector<std::filesystem::path> list_folder(const std::filesystem::path& folder) {
+  // Not directory_iterator: that of GCC 12 ends the process when memory runs out.
+  struct Close {
+    void operator()(DIR* stream) const noexcept { ::closedir(stream); }
+  };
+  const std::unique_ptr<DIR, Close> stream(::opendir(folder.c_str()));
+  if (stream == nullptr) fail_errno(folder.string(), "cannot be listed", errno);
   std::vector<std::filesystem::path> entries;
-  // The overloads with error_code are noexcept and would end the process when memory runs out.
-  try {
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      entries.push_back(entry.path());
-    }
-  } catch (const std::filesystem::filesystem_error& error) {
-    fail_io(folder.string(), "cannot be listed: " + error.code().message());
+  errno = 0;
+  while (const dirent* const entry = ::readdir(stream.get())) {
+    const std::string_view name = entry->d_name;
+    if (name != "." && name != "..") entries.push_back(folder / name);
+    errno = 0;
   }
+  if (errno != 0) fail_errno(folder.string(), "cannot be listed", errno);
   std::sort(entries.begin(), entries.end());
   return entries;
 }

@@ -43,10 +43,13 @@ ShardedSource::ShardedSource(const std::filesystem::path& index_file)
   if (members == nullptr) {
     fail_io(index_file_, "has no object weight_map that places tensors in files");
   }
-  if (members->empty()) fail_io(index_file_, "weight_map is empty: no tensor is placed in a file");
+  if (members->keys.empty())
+    fail_io(index_file_, "weight_map is empty: no tensor is placed in a file");
   const std::filesystem::path folder = index_file.parent_path();
-  placing_.reserve(members->size());
-  for (const auto& [tensor, value] : *members) {
+  placing_.reserve(members->keys.size());
+  for (std::size_t i = 0; i < members->keys.size(); ++i) {
+    const std::string& tensor = members->keys[i];
+    const JsonValue& value = members->values[i];
     const auto* const name = value.as<std::string>();
     if (name == nullptr) {
       fail_io(index_file_, "weight_map: tensor " + quote(tensor) + " holds " + to_text(value) +

@@ -128,7 +128,8 @@ void CpuPlan::write_weights(const ExpertWeights& weights,
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t local = local_experts.empty() ? i : local_experts[i];
     if (weights.source) {
-      const ExpertWeights one = weights.source(local);
+      ExpertWeights one = weights.source(local);
+      one.source = nullptr;  // views are due, not another source
       check_weights(spec_, one, 1);
       check_refresh(one);
       pack_expert(one, 0, local);
