@@ -1,4 +1,5 @@
-// Implementation of model_config.h: what the keys of config.json mean.
+// Implementation of model_config.h: sizes, dtype and activation. Which layers have experts is in
+// layer_rules.cpp, the router in router_spec.cpp.
 #include "checkpoint/model_config.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include "checkpoint/config_reader.h"
 #include "checkpoint/json_value.h"
+#include "checkpoint/layer_rules.h"
 #include "checkpoint/mapped_file.h"
 #include "checkpoint/text.h"
 
@@ -21,7 +23,6 @@ constexpr std::string_view kExperts[] = {"num_experts", "num_local_experts", "n_
 constexpr std::string_view kTopK[] = {"num_experts_per_tok", "experts_per_token", "moe_topk",
                                       "moe_k", "moe_top_k"};
 constexpr std::string_view kHidden[] = {"hidden_size", "d_model"};
-constexpr std::string_view kLayers[] = {"num_hidden_layers", "n_layers"};
 
 void refuse_quantized(const ConfigReader& config) {
   for (const std::string_view key : {"quantization_config", "compression_config"}) {
@@ -101,205 +102,6 @@ ActivationConfig read_activation(const ConfigReader& config, const Family& famil
   return activation;
 }
 
-// true for each layer with experts.
-using LayerFlags = std::vector<bool>;
-
-LayerFlags listed_layers(const ConfigReader& config, std::int64_t num_layers) {
-  const std::optional<std::int64_t> step =
-      config.integer({"interleave_moe_layer_step"}, 1, kMaxLayers);
-  const std::optional<std::vector<std::int64_t>> list =
-      config.integers({"moe_layers"}, 0, num_layers - 1);
-  LayerFlags from_list(static_cast<std::size_t>(num_layers), false);
-  LayerFlags from_step = from_list;
-  for (std::int64_t l = 0; l < num_layers; ++l) from_step[l] = (l + 1) % step.value_or(1) == 0;
-  if (!list) return from_step;
-  for (const std::int64_t l : *list) from_list[l] = true;
-  if (step && from_list != from_step) {
-    config.fail("moe_layers", "and interleave_moe_layer_step name different layers");
-  }
-  return from_list;
-}
-
-// Empty when neither key is there.
-LayerFlags block_types(const ConfigReader& config) {
-  LayerFlags from_list;
-  if (const JsonValue* const value = config.find({"layers_block_type"}).value) {
-    const auto* const array = value->as<JsonArray>();
-    if (array == nullptr) config.fail("layers_block_type", "is no list of names");
-    for (const JsonValue& type : *array) {
-      const auto* const name = type.as<std::string>();
-      if (name == nullptr) config.fail("layers_block_type", "holds " + to_text(type));
-      from_list.push_back(*name == "moe");
-    }
-  }
-  const std::optional<std::string> pattern = config.text({"hybrid_override_pattern"});
-  if (!pattern) return from_list;
-  LayerFlags from_pattern;
-  for (const char c : *pattern) {
-    if (std::string_view("M*-E").find(c) == std::string_view::npos) {
-      config.fail("hybrid_override_pattern",
-                  "is " + quote(*pattern) + "; expected only M, *, - and E (experts)");
-    }
-    from_pattern.push_back(c == 'E');
-  }
-  if (!from_list.empty() && from_list != from_pattern) {
-    config.fail("layers_block_type", "and hybrid_override_pattern name different layers");
-  }
-  return from_pattern;
-}
-
-LayerFlags moe_layers(const ConfigReader& config, LayerRule rule) {
-  if (rule == LayerRule::block_types) {
-    LayerFlags flags = block_types(config);
-    const std::optional<std::int64_t> count = config.integer(kLayers, 1, kMaxLayers);
-    if (flags.empty() || flags.size() > static_cast<std::size_t>(kMaxLayers)) {
-      config.fail("layers_block_type", "or hybrid_override_pattern must name 1 to " +
-                                           std::to_string(kMaxLayers) + " layers");
-    }
-    if (count && static_cast<std::size_t>(*count) != flags.size()) {
-      config.fail("num_hidden_layers", "is " + std::to_string(*count) + ", but the types of " +
-                                           std::to_string(flags.size()) + " layers are named");
-    }
-    return flags;
-  }
-  const std::int64_t n = config.require_integer(kLayers, 1, kMaxLayers);
-  if (rule == LayerRule::listed) return listed_layers(config, n);
-  LayerFlags flags(static_cast<std::size_t>(n), true);
-  const auto keep = [&](auto&& has_experts) {
-    for (std::int64_t l = 0; l < n; ++l) flags[l] = has_experts(l);
-  };
-  switch (rule) {
-    case LayerRule::first_k_dense: {
-      const std::int64_t dense = config.require_integer({"first_k_dense_replace"}, 0, kMaxLayers);
-      const std::int64_t step = config.integer({"moe_layer_freq"}, 1, kMaxLayers).value_or(1);
-      keep([&](std::int64_t l) { return l >= dense && l % step == 0; });
-      break;
-    }
-    case LayerRule::sparse_step: {
-      const std::int64_t step = config.integer({"decoder_sparse_step"}, 1, kMaxLayers).value_or(1);
-      keep([&](std::int64_t l) { return (l + 1) % step == 0; });
-      const auto dense = config.integers({"mlp_only_layers"}, 0, kMaxLayers);
-      for (const std::int64_t l : dense.value_or(std::vector<std::int64_t>())) {
-        if (l < n) flags[l] = false;
-      }
-      break;
-    }
-    case LayerRule::start_interval: {
-      const std::int64_t start = config.require_integer({"moe_layer_start_index"}, 0, kMaxLayers);
-      const std::int64_t step = config.integer({"moe_layer_interval"}, 1, kMaxLayers).value_or(1);
-      const std::int64_t given =
-          config.integer({"moe_layer_end_index"}, -1, kMaxLayers).value_or(-1);
-      const std::int64_t end = given < 0 ? n - 1 : given;
-      keep([&](std::int64_t l) { return l >= start && l <= end && (l + 1) % step == 0; });
-      break;
-    }
-    case LayerRule::period_offset: {
-      const std::int64_t period = config.require_integer({"expert_layer_period"}, 1, kMaxLayers);
-      const std::int64_t offset = config.require_integer({"expert_layer_offset"}, 0, period - 1);
-      keep([&](std::int64_t l) { return l % period == offset; });
-      break;
-    }
-    default:
-      break;
-  }
-  return flags;
-}
-
-// Refuses a value other than the one that the family's rule stands for.
-void expect_text(const ConfigReader& config, std::string_view key, std::string_view expected) {
-  const std::optional<std::string> value = config.text({key});
-  if (value && *value != expected) {
-    config.fail_unsupported(std::string(key) + " is " + quote(*value) + "; supported here is " +
-                            quote(expected));
-  }
-}
-
-void read_groups(const ConfigReader& config, RouterSpec& router, std::int64_t num_experts,
-                 std::int64_t top_k) {
-  router.n_group = config.require_integer({"n_group"}, 1, num_experts);
-  router.topk_group = config.require_integer({"topk_group"}, 1, router.n_group);
-  if (num_experts % router.n_group != 0) {
-    config.fail("n_group", "is " + std::to_string(router.n_group) + "; expected a divisor of " +
-                               std::to_string(num_experts) + " experts");
-  }
-  const std::int64_t open = num_experts / router.n_group * router.topk_group;
-  if (top_k > open) {
-    config.fail("topk_group", "leaves " + std::to_string(open) + " experts to choose " +
-                                  std::to_string(top_k) + " from");
-  }
-}
-
-RouterSpec read_router(const ConfigReader& config, RouterRule rule, const MoeConfig& moe) {
-  RouterSpec router;
-  const auto norm_topk = [&](bool otherwise) {
-    return config.boolean({"norm_topk_prob"}).value_or(otherwise);
-  };
-  switch (rule) {
-    case RouterRule::softmax_renormalized:
-      router.renormalize = norm_topk(true);
-      break;
-    case RouterRule::softmax_norm_topk: {
-      const std::optional<bool> normalize = config.boolean({"norm_topk_prob"});
-      if (!normalize) config.fail("norm_topk_prob", "is missing; expected true or false");
-      router.renormalize = *normalize;
-      break;
-    }
-    case RouterRule::softmax_plain:
-      break;
-    case RouterRule::softmax_of_chosen:
-      router.kind = RouterKind::topk_softmax;
-      break;
-    case RouterRule::softmax_bias:
-      router.kind = RouterKind::softmax_bias;
-      router.renormalize = true;
-      router.epsilon_rule = EpsilonRule::max;
-      router.epsilon = config.positive_number({"moe_norm_min"}).value_or(1e-12);
-      break;
-    case RouterRule::softmax_groups:
-      expect_text(config, "scoring_func", "softmax");
-      router.kind = RouterKind::softmax_grouped;
-      router.renormalize = norm_topk(false);
-      router.epsilon_rule = EpsilonRule::add;
-      router.epsilon = 1e-20;
-      router.scaling = config.require_positive_number({"routed_scaling_factor"});
-      // greedy is the same with one group.
-      if (config.require_text({"topk_method"}) != "greedy") {
-        expect_text(config, "topk_method", "group_limited_greedy");
-        read_groups(config, router, moe.num_experts, moe.top_k);
-      }
-      break;
-    case RouterRule::sigmoid_bias:
-      expect_text(config, "scoring_func", "sigmoid");
-      router.kind = RouterKind::sigmoid_bias;
-      router.renormalize = true;
-      break;
-    case RouterRule::sigmoid_bias_groups:
-      expect_text(config, "scoring_func", "sigmoid");
-      expect_text(config, "topk_method", "noaux_tc");
-      router.kind = RouterKind::sigmoid_bias_grouped;
-      router.renormalize = norm_topk(true);
-      router.epsilon_rule = EpsilonRule::add;
-      router.epsilon = 1e-20;
-      router.scaling = config.require_positive_number({"routed_scaling_factor"});
-      read_groups(config, router, moe.num_experts, moe.top_k);
-      break;
-    case RouterRule::sigmoid_of_chosen:
-      router.kind = RouterKind::topk_sigmoid;
-      break;
-    case RouterRule::sparsemixer:
-      router.kind = RouterKind::sparsemixer;
-      break;
-    case RouterRule::softmax_p_norm: {
-      // The 1-norm of softmax's output is its sum.
-      const std::optional<double> p = config.positive_number({"moe_normalize_expert_weights"});
-      if (p.value_or(1.0) != 1.0) router.kind = RouterKind::softmax_p_norm;
-      router.renormalize = p.has_value();
-      break;
-    }
-  }
-  return router;
-}
-
 ModelConfig read_model(const ConfigReader& config, const Family& family) {
   ModelConfig model{.family = &family, .file = config.file()};
   MoeConfig moe;
@@ -310,7 +112,7 @@ ModelConfig read_model(const ConfigReader& config, const Family& family) {
   if (config.find({"moe_latent_size"})) {
     config.fail_unsupported("moe_latent_size is set: experts in a latent space are not read");
   }
-  const LayerFlags flags = moe_layers(config, family.layers);
+  const LayerFlags flags = read_layer_flags(config, family.layers);
   model.num_layers = static_cast<std::int64_t>(flags.size());
 
   const auto by_layer = [&](Keys keys) {
@@ -339,35 +141,11 @@ ModelConfig read_model(const ConfigReader& config, const Family& family) {
     model.num_extra_layers =
         config.integer({"num_nextn_predict_layers"}, 0, kMaxLayers).value_or(0);
   }
-  model.router = read_router(config, family.router, model.layers.front().moe);
+  model.router = read_router_spec(config, family.router, model.layers.front().moe);
   return model;
 }
 
 }  // namespace
-
-const char* to_string(RouterKind kind) noexcept {
-  switch (kind) {
-    case RouterKind::softmax_topk:
-      return "softmax_topk";
-    case RouterKind::topk_softmax:
-      return "topk_softmax";
-    case RouterKind::topk_sigmoid:
-      return "topk_sigmoid";
-    case RouterKind::softmax_bias:
-      return "softmax_bias";
-    case RouterKind::softmax_grouped:
-      return "softmax_grouped";
-    case RouterKind::sigmoid_bias:
-      return "sigmoid_bias";
-    case RouterKind::sigmoid_bias_grouped:
-      return "sigmoid_bias_grouped";
-    case RouterKind::softmax_p_norm:
-      return "softmax_p_norm";
-    case RouterKind::sparsemixer:
-      return "sparsemixer";
-  }
-  return "?";
-}
 
 const LayerConfig* ModelConfig::find(std::int64_t layer) const noexcept {
   const auto found = std::lower_bound(

@@ -1,6 +1,9 @@
 #include "backends/cpu/cpu_isa.h"
 
 #include <sched.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -26,6 +29,16 @@ CpuIsa parse_isa(const char* argument, const std::string& name) {
   throw Error(ErrorCode::invalid_argument, std::string(argument) + ": expected one of " + known +
                                                ", got '" + name + "'; name one of these");
 }
+
+#if defined(__x86_64__)
+bool has_f16c() noexcept {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+#endif
 
 int affinity_threads() {
   cpu_set_t set;
@@ -87,9 +100,13 @@ bool is_available(CpuIsa isa) noexcept {
     case CpuIsa::scalar:
       return true;
     case CpuIsa::avx2_fma:
+#if defined(__x86_64__)
       // The compiler's own probe also asks whether the kernel saves the registers.
       return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-             __builtin_cpu_supports("f16c") != 0;
+             has_f16c();
+#else
+      return false;
+#endif
   }
   return false;
 }
