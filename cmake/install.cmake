@@ -30,11 +30,6 @@ install(FILES ${PROJECT_BINARY_DIR}/include/fusedmoe/version.h
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE
   DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/fusedmoe)
 if(TARGET fusedmoe_command)
-  if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_BINDIR}" AND NOT IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
-    # The command finds a shared library beside it, wherever the tree stands.
-    file(RELATIVE_PATH bin_to_lib "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
-    set_property(TARGET fusedmoe_command APPEND PROPERTY INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
-  endif()
   install(TARGETS fusedmoe_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 

@@ -308,7 +308,7 @@ typedef fusedmoe_status (*fusedmoe_weights_source)(void* self, int64_t local_exp
 
 /* The weights of all local experts, in order of their local id. The memory that data pointers name
  * is the caller's, and lives as long as the call that takes them; with borrowed storage or
- * FUSEDMOE_STALE_REFRESH as long as the plan, and then so do source and self. */
+ * FUSEDMOE_STALE_REFRESH it lives as long as the plan, and then so do source and self. */
 struct fusedmoe_expert_weights {
   size_t struct_size;                   /* up to w2 is mandatory */
   const fusedmoe_weight_tensor* w13;    /* [E, 2I, H]; [E, I, H] without a gate or with w13_up */
@@ -322,7 +322,8 @@ struct fusedmoe_expert_weights {
                                            state shapes, formats and layouts, with null data */
   void* self;                           /* handed to source */
   const uint64_t* version;              /* 8-byte aligned counter, or null (default). Its owner
-                                           bumps it, atomically, after changing the memory */
+                                           bumps it, atomically, after changing the memory;
+                                           apply reads it, so it lives as long as the plan */
 };
 
 /* Adds 1 to the counter, atomically and after all earlier writes of this thread (C99 has no

@@ -240,16 +240,16 @@ void check_coverage(std::vector<Tensor>& tensors, std::uint64_t data_start, std:
       fail_io(file, "tensor " + quote(tensor.name) + ": data_offsets " + range_text(begin, end) +
                         " (from file offset " + std::to_string(data_start) + ") " + text);
     };
+    if (end > data_size) {
+      fail("end beyond the data's " + std::to_string(data_size) + " bytes (file size " +
+           std::to_string(data_start + data_size) + "); the file is cut short");
+    }
     if (begin < covered) {
       fail("overlap tensor " + quote(before->name) + ", which ends at offset " +
            std::to_string(covered));
     }
     if (begin > covered) {
       fail("leave bytes at offsets " + range_text(covered, begin) + " that belong to no tensor");
-    }
-    if (end > data_size) {
-      fail("end beyond the data's " + std::to_string(data_size) + " bytes (file size " +
-           std::to_string(data_start + data_size) + "); the file is cut short");
     }
     covered = end;
     before = &tensor;

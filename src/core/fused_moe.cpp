@@ -147,12 +147,15 @@ WorkspaceSize FusedMoe::packed_weights_size(const MoeConfig& config, const Exper
 // --- Workspace --------------------------------------------------------------------------------
 
 WorkspaceSize FusedMoe::workspace_size(std::int64_t num_tokens) const {
-  if (num_tokens < 0) {
-    throw Error(ErrorCode::invalid_argument, "num_tokens: expected 0 or more, got " +
-                                                 std::to_string(num_tokens) +
-                                                 "; pass the number of rows of hidden");
+  const WorkspaceFormula formula = impl_->layout.formula();
+  const std::int64_t most = (std::numeric_limits<std::int64_t>::max() - formula.fixed) /
+                            std::max<std::int64_t>(formula.per_token, 1);
+  if (num_tokens < 0 || num_tokens > most) {
+    throw Error(ErrorCode::invalid_argument,
+                "num_tokens: expected 0 to " + std::to_string(most) + ", got " +
+                    std::to_string(num_tokens) + "; pass the number of rows of hidden");
   }
-  return impl_->layout.formula().size(num_tokens);
+  return formula.size(num_tokens);
 }
 
 WorkspaceFormula FusedMoe::workspace_formula() const noexcept { return impl_->layout.formula(); }
@@ -228,7 +231,7 @@ void FusedMoe::apply(MatrixView output, ConstMatrixView hidden, ConstMatrixView 
   const auto call_for = [&](std::int64_t begin, std::int64_t count) {
     std::byte* span13 = workspace.workspace13.data();
     std::byte* span2 = workspace.workspace2.data();
-    if (span13 == nullptr) {  // one span holds both arenas
+    if (workspace.workspace13.empty()) {  // one span holds both arenas
       span13 = span2;
       span2 += impl.layout.formula13().size(std::min(chunk, num_tokens)).bytes;
     }

@@ -47,6 +47,7 @@ const Backend& backend_for(const Device& device) {
 
 std::vector<DeviceInfo> list_devices() {
   std::vector<DeviceInfo> devices;
+  devices.reserve(kBackends.size());
   for (const Entry& entry : kBackends) {
     devices.push_back(entry.get != nullptr ? entry.get().info()
                                            : DeviceInfo{entry.name, false, entry.missing});

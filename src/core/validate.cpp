@@ -13,6 +13,10 @@ namespace {
 
 // Beyond this a size is a mistake, and products of two stay far inside 64 bits.
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 31;
+// Elements beyond any memory: below it 64 bits hold every offset in bytes.
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
+
+bool in_memory(std::int64_t count, std::int64_t stride) { return stride <= kMaxElements / count; }
 
 [[noreturn]] void refuse(const std::string& argument, const std::string& expected,
                          const std::string& got, const std::string& remedy,
@@ -105,20 +109,28 @@ void check_tensor(const std::string& name, const WeightTensor& tensor, std::int6
   if (tensor.data == nullptr && !may_be_null && experts > 0) {
     refuse(name, "data", "a null pointer", "give the address of the weights, or a source");
   }
+  constexpr std::int64_t kPadding = 64;  // what packing may add to a dimension
+  if (!in_memory(outputs + kPadding, inputs + kPadding) ||
+      !in_memory(experts, (outputs + kPadding) * (inputs + kPadding))) {
+    refuse(name, "a tensor that memory can hold", shape(tensor), "check the sizes in config");
+  }
   const bool nk = tensor.layout == WeightLayout::nk;
   const std::int64_t row = nk ? inputs : outputs;
   const std::int64_t rows = nk ? outputs : inputs;
-  if (tensor.row_stride != 0 && tensor.row_stride < row) {
-    refuse(name + ".row_stride", "0 or at least " + std::to_string(row),
+  if (tensor.row_stride != 0 &&
+      (tensor.row_stride < row || !in_memory(rows, tensor.row_stride))) {
+    refuse(name + ".row_stride", "0 or at least " + std::to_string(row) + ", within memory",
            std::to_string(tensor.row_stride), "rows must not overlap");
   }
+  const std::int64_t least = row_stride_of(tensor) * (rows - 1) + row;
   if (tensor.expert_stride != 0 &&
-      tensor.expert_stride < row_stride_of(tensor) * (rows - 1) + row) {
-    refuse(name + ".expert_stride",
-           "0 or at least " + std::to_string(row_stride_of(tensor) * (rows - 1) + row),
+      (tensor.expert_stride < least || !in_memory(experts, tensor.expert_stride))) {
+    refuse(name + ".expert_stride", "0 or at least " + std::to_string(least) + ", within memory",
            std::to_string(tensor.expert_stride), "experts must not overlap");
   }
-  if (tensor.scales.data != nullptr || tensor.scales.layout != ScaleLayout::none) {
+  const WeightScales& scales = tensor.scales;
+  if (scales.data != nullptr || scales.zero_points != nullptr || scales.global != nullptr ||
+      scales.layout != ScaleLayout::none) {
     refuse(name + ".scales", std::string("none for ") + format.name, "some",
            "leave scales empty for unquantised weights");
   }
@@ -177,6 +189,11 @@ void check_view(const Expected& expected, const ConstMatrixView& view) {
            std::to_string(view.row_stride),
            "make the rows distinct, the last dimension contiguous");
   }
+  if (view.rows > 1 && !in_memory(view.rows, view.row_stride)) {
+    refuse(std::string(expected.name) + ".row_stride",
+           "num_tokens=" + std::to_string(view.rows) + " rows within memory",
+           std::to_string(view.row_stride), "pass the stride in elements");
+  }
   const auto bytes = static_cast<std::uintptr_t>(bytes_per_element(view.dtype));
   const std::uintptr_t beyond = reinterpret_cast<std::uintptr_t>(view.data) % bytes;
   if (beyond != 0) {
@@ -199,7 +216,7 @@ struct Extent {
 Extent extent(const char* name, const ConstMatrixView& view) {
   const std::int64_t bytes = bytes_per_element(view.dtype);
   return {name, reinterpret_cast<std::uintptr_t>(view.data), view.columns * bytes,
-          view.row_stride * bytes, view.rows};
+          view.rows > 1 ? view.row_stride * bytes : 0, view.rows};
 }
 
 Extent extent(const char* name, std::span<const std::byte> span) {
@@ -241,6 +258,10 @@ PlanSpec make_spec(const MoeConfig& config, const PlanOptions& options) {
   if (config.top_k > config.num_experts) {
     refuse("config.top_k", "at most num_experts = " + std::to_string(config.num_experts),
            std::to_string(config.top_k), "a token cannot choose more experts than there are");
+  }
+  if (!in_memory(config.top_k, config.intermediate_size)) {
+    refuse("config.top_k", "rows of intermediate_size that memory can hold",
+           std::to_string(config.top_k), "check both");
   }
   check_activation(config);
   check_enum("config.gate_up_layout", config.gate_up_layout, GateUpLayout::interleaved);

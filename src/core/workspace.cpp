@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/backend.h"
@@ -85,8 +86,8 @@ WorkspacePool::WorkspacePool(Device device, int num_lanes) : impl_(std::make_uni
                                                  std::to_string(num_lanes) +
                                                  "; use one lane per concurrent call");
   }
-  impl_->device = device;
   for (int i = 0; i < num_lanes; ++i) impl_->lanes.emplace_back(device);
+  impl_->device = std::move(device);
 }
 
 WorkspacePool::~WorkspacePool() = default;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "formats/float_bits.h"
@@ -44,6 +45,7 @@ WeightTensor RandomWeights::make_tensor(WeightFormat format, WeightLayout layout
   WeightTensor tensor{
       .format = format, .layout = layout, .experts = experts, .outputs = outputs, .inputs = inputs};
   tensor.row_stride = row_stride_of(tensor) + options.row_padding;
+  tensor.expert_stride = expert_stride_of(tensor) + options.expert_padding;
   const std::int64_t bytes =
       experts * expert_stride_of(tensor) * format_info(format).bits_per_weight / 8;
   auto& memory = memory_.emplace_back(bytes + options.misalign + 64, std::byte{0xff});
@@ -60,6 +62,7 @@ WeightTensor RandomWeights::make_tensor(WeightFormat format, WeightLayout layout
     }
   }
   if (options.row_padding == 0) tensor.row_stride = 0;
+  if (options.expert_padding == 0) tensor.expert_stride = 0;
   return tensor;
 }
 
@@ -160,7 +163,8 @@ RandomInput::RandomInput(const MoeConfig& config, const RandomInputOptions& opti
       if (uniform(random) < options.skip_share) id = -1;
       store_id(topk_ids_.data(), options.ids_dtype, t * topk_stride + k, id);
       store(topk_weights_.data(), options.topk_weights_dtype, t * topk_stride + k,
-            0.1 + uniform(random));
+            id == -1 && options.nan_skipped_weights ? std::numeric_limits<double>::quiet_NaN()
+                                                    : 0.1 + uniform(random));
     }
   }
   hidden_view_ = {hidden_.data(), config.dtype, rows, config.hidden_size, hidden_stride};

@@ -21,8 +21,9 @@ struct RandomWeightsOptions {
   bool w13_bias = false;
   bool w2_bias = false;
   DType bias_dtype = DType::f32;
-  std::int64_t row_padding = 0;  // elements behind each stored row, NaN where the format has one
-  std::int64_t misalign = 0;     // bytes by which data start off a 64-byte boundary
+  std::int64_t row_padding = 0;     // elements behind each stored row, NaN where the format has one
+  std::int64_t expert_padding = 0;  // elements behind each expert, in addition
+  std::int64_t misalign = 0;        // bytes by which data start off a 64-byte boundary
 };
 
 class RandomWeights {
@@ -58,9 +59,10 @@ struct RandomInputOptions {
   std::int64_t hidden_padding = 0;
   std::int64_t output_padding = 0;
   std::int64_t topk_padding = 0;
-  double skip_share = 0.0;    // of slots with id -1
-  double hot_share = 0.0;     // of slots that choose the last expert
-  bool repeated_ids = false;  // the same id twice in a row may happen
+  double skip_share = 0.0;           // of slots with id -1
+  bool nan_skipped_weights = false;  // topk_weights of these slots are NaN
+  double hot_share = 0.0;            // of slots that choose the last expert
+  bool repeated_ids = false;         // the same id twice in a row may happen
 };
 
 class RandomInput {

@@ -1,5 +1,6 @@
 #include "reference/reference_moe.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "activations/activation.h"
@@ -79,6 +80,43 @@ double dot(const double* a, const std::vector<double>& b) {
   return sum;
 }
 
+// Square root of the sum of squared terms, the bias among them.
+double norm(const double* a, const std::vector<double>& b, double factor, double bias) {
+  double sum = bias * bias;
+  for (std::size_t i = 0; i < b.size(); ++i) sum += a[i] * a[i] * b[i] * b[i] * factor * factor;
+  return std::sqrt(sum);
+}
+
+double activate(const MoeConfig& config, double gate, double up) {
+  double result = 0;
+  activations::dispatch(config.activation.kind, [&]<Activation kKind>() {
+    result = activations::activate<kKind>(config.activation, config.clamp_limit.value_or(0.0F),
+                                          gate, up);
+  });
+  return result;
+}
+
+// As add_expert, with norms for sums; output holds squares.
+void add_expert_scale(const MoeConfig& config, const Expert& expert, double router,
+                      const std::vector<double>& x, double* output) {
+  const double input_weight = config.apply_router_weight_on_input ? router : 1.0;
+  const double output_weight = config.apply_router_weight_on_input ? 1.0 : router;
+  std::vector<double> act(config.intermediate_size);
+  for (std::int64_t i = 0; i < config.intermediate_size; ++i) {
+    double projected[2] = {0, 0};
+    for (int part = 0; part < 2; ++part) {
+      if (expert.w13[part].empty()) continue;
+      projected[part] =
+          norm(&expert.w13[part][i * config.hidden_size], x, input_weight, expert.b13[part][i]);
+    }
+    act[i] = activate(config, projected[0], projected[1]);
+  }
+  for (std::int64_t h = 0; h < config.hidden_size; ++h) {
+    const double size = norm(&expert.w2[h * config.intermediate_size], act, 1.0, expert.b2[h]);
+    output[h] += output_weight * output_weight * size * size;
+  }
+}
+
 // output: [hidden_size]; x: [hidden_size]
 void add_expert(const MoeConfig& config, const Expert& expert, double router,
                 const std::vector<double>& x, double* output) {
@@ -92,10 +130,7 @@ void add_expert(const MoeConfig& config, const Expert& expert, double router,
       projected[part] =
           dot(&expert.w13[part][i * config.hidden_size], x) * input_weight + expert.b13[part][i];
     }
-    activations::dispatch(config.activation.kind, [&]<Activation kKind>() {
-      act[i] = activations::activate<kKind>(config.activation, config.clamp_limit.value_or(0.0F),
-                                            projected[0], projected[1]);
-    });
+    act[i] = activate(config, projected[0], projected[1]);
   }
   for (std::int64_t h = 0; h < config.hidden_size; ++h) {
     output[h] +=
@@ -109,17 +144,13 @@ std::int64_t load_id(const ConstMatrixView& ids, std::int64_t t, std::int64_t k)
   return static_cast<const std::int64_t*>(ids.data)[index];
 }
 
-}  // namespace
+using AddExpert = void(const MoeConfig&, const Expert&, double, const std::vector<double>&,
+                       double*);
 
-double element(const ConstMatrixView& view, std::int64_t row, std::int64_t column) {
-  return load(view.data, view.dtype, row * view.row_stride + column);
-}
-
-std::vector<double> reference_moe(const MoeConfig& config, const ExpertWeights& weights,
-                                  const ConstMatrixView& hidden,
-                                  const ConstMatrixView& topk_weights,
-                                  const ConstMatrixView& topk_ids,
-                                  std::span<const std::int32_t> expert_map) {
+std::vector<double> sum_experts(const MoeConfig& config, const ExpertWeights& weights,
+                                const ConstMatrixView& hidden, const ConstMatrixView& topk_weights,
+                                const ConstMatrixView& topk_ids,
+                                std::span<const std::int32_t> expert_map, AddExpert* add) {
   std::vector<double> output(hidden.rows * config.hidden_size, 0.0);
   std::vector<double> x(config.hidden_size);
   const std::int64_t num_local = weights.w13.experts;
@@ -131,11 +162,36 @@ std::vector<double> reference_moe(const MoeConfig& config, const ExpertWeights& 
         if (id < 0 || (expert_map.empty() ? id : expert_map[id]) != local) continue;
         if (expert.w2.empty()) expert = decode(config, weights, local);
         for (std::int64_t h = 0; h < config.hidden_size; ++h) x[h] = element(hidden, t, h);
-        add_expert(config, expert, element(topk_weights, t, k), x, &output[t * config.hidden_size]);
+        add(config, expert, element(topk_weights, t, k), x, &output[t * config.hidden_size]);
       }
     }
   }
   return output;
+}
+
+}  // namespace
+
+double element(const ConstMatrixView& view, std::int64_t row, std::int64_t column) {
+  return load(view.data, view.dtype, row * view.row_stride + column);
+}
+
+std::vector<double> reference_moe(const MoeConfig& config, const ExpertWeights& weights,
+                                  const ConstMatrixView& hidden,
+                                  const ConstMatrixView& topk_weights,
+                                  const ConstMatrixView& topk_ids,
+                                  std::span<const std::int32_t> expert_map) {
+  return sum_experts(config, weights, hidden, topk_weights, topk_ids, expert_map, &add_expert);
+}
+
+std::vector<double> reference_scale(const MoeConfig& config, const ExpertWeights& weights,
+                                    const ConstMatrixView& hidden,
+                                    const ConstMatrixView& topk_weights,
+                                    const ConstMatrixView& topk_ids,
+                                    std::span<const std::int32_t> expert_map) {
+  std::vector<double> squares =
+      sum_experts(config, weights, hidden, topk_weights, topk_ids, expert_map, &add_expert_scale);
+  for (double& value : squares) value = std::sqrt(value);
+  return squares;
 }
 
 }  // namespace fusedmoe

@@ -23,4 +23,13 @@ std::vector<double> reference_moe(const MoeConfig& config, const ExpertWeights& 
                                   const ConstMatrixView& topk_ids,      // [num_tokens, top_k]
                                   std::span<const std::int32_t> expert_map = {});
 
+// How large each element of reference_moe is where nothing cancels: sums of squares instead of
+// sums, all the way. [num_tokens, hidden_size]. For layers of a few elements, whose result may
+// happen to be almost zero; everywhere else it has about the size of the result.
+std::vector<double> reference_scale(const MoeConfig& config, const ExpertWeights& weights,
+                                    const ConstMatrixView& hidden,
+                                    const ConstMatrixView& topk_weights,
+                                    const ConstMatrixView& topk_ids,
+                                    std::span<const std::int32_t> expert_map = {});
+
 }  // namespace fusedmoe

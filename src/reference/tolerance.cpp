@@ -16,9 +16,11 @@ double roundoff(DType dtype) {
 
 }  // namespace
 
-Errors compare(const ConstMatrixView& got, std::span<const double> expected) {
+Errors compare(const ConstMatrixView& got, std::span<const double> expected,
+               std::span<const double> scale) {
   double difference = 0;
   double norm = 0;
+  double scale_norm = 0;
   double max_difference = 0;
   double max_expected = 0;
   for (std::int64_t row = 0; row < got.rows; ++row) {
@@ -31,13 +33,17 @@ Errors compare(const ConstMatrixView& got, std::span<const double> expected) {
         return {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity()};
       }
       difference += (a - b) * (a - b);
-      norm += b * b;
       max_difference = std::max(max_difference, std::abs(a - b));
       max_expected = std::max(max_expected, std::abs(b));
+      norm += b * b;
+      if (scale.empty()) continue;
+      const double size = scale[row * got.columns + column];
+      scale_norm += size * size;
+      max_expected = std::max(max_expected, size);
     }
   }
   if (difference == 0) return {};
-  return {std::sqrt(difference / norm), max_difference / max_expected};
+  return {std::sqrt(difference / std::max(norm, scale_norm)), max_difference / max_expected};
 }
 
 // An unquantised weight is exact. What remains: the intermediate is rounded once to the compute

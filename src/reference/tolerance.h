@@ -17,7 +17,9 @@ struct Errors {
 
 // expected: [rows * columns] of got. Infinite as soon as one value is finite on one side only, or
 // NaN on one side only; where both sides agree on NaN or infinity they count as equal.
-Errors compare(const ConstMatrixView& got, std::span<const double> expected);
+// scale: what reference_scale gives; then errors are relative to it where it is larger.
+Errors compare(const ConstMatrixView& got, std::span<const double> expected,
+               std::span<const double> scale = {});
 
 // compute: the dtype of the activated intermediate; output: of the result.
 Errors tolerance(WeightFormat format, DType compute, DType output, ComputeMode mode);

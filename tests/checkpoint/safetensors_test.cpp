@@ -132,6 +132,8 @@ TEST(Safetensors, BrokenTensorEntries) {
   expect_refused(one_tensor(R"("dtype":"U8","shape":[12],"data_offsets":[0,12])"), {"no tensor"});
   expect_refused(one_tensor(R"("dtype":"U8","shape":[12],"data_offsets":[4,16])"),
                  {"'t'", "[0, 4)", "no tensor"});
+  expect_refused(one_tensor(R"("dtype":"U8","shape":[16],"data_offsets":[4,20])"),
+                 {"'t'", "[4, 20)", "end beyond", "file size"});
 }
 
 TEST(Safetensors, BrokenHeaders) {

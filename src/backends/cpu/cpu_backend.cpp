@@ -72,6 +72,11 @@ class CpuBackend final : public Backend {
                   "options.device.index: expected 0 for the CPU, got " +
                       std::to_string(spec.options.device.index) + "; use Device::cpu()");
     }
+    if (!spec.options.device.platform.empty()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "options.device.platform: expected none for the CPU, got '" +
+                      spec.options.device.platform + "'; use Device::cpu()");
+    }
     choose_isa(spec.options.isa);  // refuses unknown names
     check_storage(spec, weights);
   }

@@ -33,10 +33,13 @@ void check_map(std::span<const std::int32_t> map, std::int64_t num_experts, std:
   for (std::int64_t global = 0; global < num_experts; ++global) {
     const std::int32_t local = map[global];
     if (local == -1) continue;
-    const std::string entry =
-        "expert_map[" + std::to_string(global) + "] = " + std::to_string(local);
-    if (local < 0 || local >= num_local) refuse(entry);
-    if (marks[local] >= 0) refuse(entry + ", as expert_map[" + std::to_string(marks[local]) + "]");
+    const auto entry = [&] {  // put together only when something is wrong
+      return "expert_map[" + std::to_string(global) + "] = " + std::to_string(local);
+    };
+    if (local < 0 || local >= num_local) refuse(entry());
+    if (marks[local] >= 0) {
+      refuse(entry() + ", as expert_map[" + std::to_string(marks[local]) + "]");
+    }
     marks[local] = static_cast<std::int32_t>(global);
     ++found;
   }
@@ -205,6 +208,10 @@ void CpuPlan::check_call(const ApplyCall& call) const {
               {reinterpret_cast<std::int32_t*>(call.scratch[kExpertOffsets]),
                static_cast<std::size_t>(local + 1)});
   }
+  if (spec_.options.counters) {  // a call counts once, in however many chunks it runs
+    calls_.fetch_add(1);
+    tokens_.fetch_add(static_cast<std::uint64_t>(call.hidden.rows));
+  }
 }
 
 CallState CpuPlan::permute(const ApplyCall& call) const {
@@ -244,10 +251,6 @@ CallState CpuPlan::permute(const ApplyCall& call) const {
 
 void CpuPlan::apply(const ApplyCall& call) const {
   const CallState state = permute(call);
-  if (spec_.options.counters) {
-    calls_.fetch_add(1);
-    tokens_.fetch_add(static_cast<std::uint64_t>(call.hidden.rows));
-  }
   const Team team(call.runner, threads_);
   const int threads = useful_threads(layer_, state, team.size());
   if (team.gang()) {
@@ -273,7 +276,8 @@ void CpuPlan::apply(const ApplyCall& call) const {
 // --- Telling ----------------------------------------------------------------------------------
 
 std::string CpuPlan::describe() const {
-  const auto gemm = [&](const GemmKernel* kernel) {
+  const auto gemm = [&](const GemmKernel* kernel) -> std::string {
+    if (kernel == nullptr) return "none: no local experts";
     return std::string(kernel->name) + " (" + kernel->recipe + ")";
   };
   std::string weights;

@@ -11,7 +11,7 @@ namespace {
 
 struct F32x1 {
   static constexpr int kWidth = 1;
-  float v;
+  float v = 0.0F;
 
   F32x1() = default;
   explicit F32x1(float value) : v(value) {}

@@ -1,0 +1,176 @@
+#include "bench_report.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "device_option.h"
+#include "text.h"
+
+namespace fusedmoe::tool {
+namespace {
+
+// On a quiet machine steps differ by less than 1.2 and probes by less than 5 %.
+constexpr double kNoisySpread = 1.5;
+constexpr double kNoisyDrift = 0.1;
+// Below this many caches a step finds weights that the step before left there.
+constexpr double kFewCaches = 3;
+
+const char* short_name(DType dtype) {
+  return dtype == DType::f32 ? "f32" : dtype == DType::f16 ? "f16" : "bf16";
+}
+
+double rounded(double value, double digits = 1e3) { return std::round(value * digits) / digits; }
+
+// Calls count in whole numbers wherever every call does the same.
+nlohmann::ordered_json count_of(double value) {
+  if (value == std::floor(value)) return static_cast<std::int64_t>(value);
+  return rounded(value);
+}
+
+double ratio_of(const StepResult& result, const ModeResult& mode) {
+  return mode.time_us.median / floor_us(result.work, result.ceilings);
+}
+
+std::string time_text(double microseconds) {
+  return fmt::format("{:.{}f}", microseconds, microseconds < 100 ? 2 : 1);
+}
+
+}  // namespace
+
+nlohmann::ordered_json describe_setup(const BenchSetup& setup) {
+  const MoeConfig& config = setup.shape.config;
+  nlohmann::ordered_json row;
+  row["model"] = setup.shape.name;
+  row["hidden_size"] = config.hidden_size;
+  row["intermediate_size"] = config.intermediate_size;
+  row["num_experts"] = config.num_experts;
+  row["top_k"] = config.top_k;
+  row["format"] = fusedmoe::to_string(setup.format);
+  row["dtype"] = short_name(config.dtype);
+  row["mode"] = setup.options.mode == ComputeMode::a16 ? "a16" : "a8";
+  row["device"] = fusedmoe::to_string(setup.options.device);
+  row["isa"] = chosen_isa(setup.options);
+  row["threads"] = setup.threads;
+  return row;
+}
+
+nlohmann::ordered_json bench_row(const BenchSetup& setup, std::int64_t layers,
+                                 const StepResult& result, const ModeResult& mode) {
+  nlohmann::ordered_json row = describe_setup(setup);
+  row["num_tokens"] = result.num_tokens;
+  row["layers"] = layers;
+  row["workspace_mode"] = to_string(mode.mode);
+  row["active_experts"] = count_of(result.work.active_experts);
+  row["bytes_moved"] = std::llround(result.work.bytes);
+  row["time_us"] = {{"median", rounded(mode.time_us.median)},
+                    {"min", rounded(mode.time_us.min)},
+                    {"max", rounded(mode.time_us.max)}};
+  row["floor_us"] = rounded(floor_us(result.work, result.ceilings));
+  row["ratio"] = rounded(ratio_of(result, mode), 1e4);
+  row["bandwidth_gbs"] = rounded(result.ceilings.bandwidth_gbs);
+  row["peak_gflops"] = rounded(result.peaks.gflops);
+  row["peak_instruction"] = result.peaks.instruction;
+  row["best_peak_gflops"] = rounded(result.peaks.best_gflops);
+  row["allocations_per_call"] = count_of(mode.allocations_per_call);
+  row["launches_per_call"] = result.launches_per_call;
+  row["scratch_bytes"] = result.scratch_bytes;
+  row["peak_scratch_bytes"] = mode.peak_scratch_bytes;
+  row["bit_equal"] = mode.bit_equal;
+  return row;
+}
+
+void print_header(const BenchSetup& setup, const BenchLayers& layers) {
+  const MoeConfig& config = setup.shape.config;
+  const auto count = layers.plans.size();
+  std::string experts = std::to_string(config.num_experts) + " experts";
+  if (setup.shape.ep_size > 1) {
+    experts = fmt::format("{} of {}", setup.shape.num_local_experts(), experts);
+  }
+  fmt::print("{}: hidden {}, intermediate {}, {}, {} per token{}\n", setup.shape.name,
+             config.hidden_size, config.intermediate_size, experts, config.top_k,
+             setup.shape.bias ? ", biases" : "");
+  const std::string isa = chosen_isa(setup.options);
+  fmt::print("weights {}, hidden {}, on {}{}, {} thread{}\n", fusedmoe::to_string(setup.format),
+             short_name(config.dtype), fusedmoe::to_string(setup.options.device),
+             isa.empty() ? "" : " with " + isa, setup.threads, setup.threads == 1 ? "" : "s");
+  fmt::print("a step applies {} layer{} with weights of {}, {} each ({})\n\n", count,
+             count == 1 ? "" : "s", count == 1 ? "its own" : "their own",
+             bytes_text(layers.plans[0].weight_bytes()), layers.why);
+  fmt::print("{:>6}  {:<9}  {:>12} {:>12} {:>12}  {:>8}  {:>11}  {:>11}  {:>12}  {:>8}\n", "tokens",
+             "workspace", "time/layer", "fastest", "slowest", "ratio to", "allocations", "scratch",
+             "peak scratch", "bits as");
+  fmt::print("{:>6}  {:<9}  {:>12} {:>12} {:>12}  {:>8}  {:>11}  {:>11}  {:>12}  {:>8}\n", "", "",
+             "median us", "us", "us", "floor", "per call", "per call", "all layers", "allocate");
+}
+
+void print_rows(const StepResult& result) {
+  for (const ModeResult& mode : result.modes) {
+    fmt::print("{:>6}  {:<9}  {:>12} {:>12} {:>12}  {:>8.2f}  {:>11}  {:>11}  {:>12}  {:>8}\n",
+               result.num_tokens, to_string(mode.mode), time_text(mode.time_us.median),
+               time_text(mode.time_us.min), time_text(mode.time_us.max), ratio_of(result, mode),
+               count_of(mode.allocations_per_call).dump(), bytes_text(result.scratch_bytes),
+               bytes_text(mode.peak_scratch_bytes), mode.bit_equal ? "equal" : "DIFFER");
+  }
+  std::fflush(stdout);  // rows come minutes apart
+}
+
+void print_legend(const BenchSetup& setup, const std::vector<StepResult>& results) {
+  fmt::print("\n");
+  for (const StepResult& result : results) {
+    const double floor = floor_us(result.work, result.ceilings);
+    const bool by_bytes = result.work.bytes / (result.ceilings.bandwidth_gbs * 1e3) >= floor;
+    fmt::print(
+        "floor for {} token{}: {} us, by {} ({:.1f} active experts, {:.1f} MB at {:.1f} "
+        "GB/s; {:.2f} GFLOP at {:.0f} GFLOP/s)\n",
+        result.num_tokens, result.num_tokens == 1 ? "" : "s", time_text(floor),
+        by_bytes ? "bytes" : "operations", result.work.active_experts, result.work.bytes / 1e6,
+        result.ceilings.bandwidth_gbs, result.work.operations / 1e9, result.ceilings.peak_gflops);
+  }
+  const Peaks& peaks = results.back().peaks;
+  fmt::print(
+      "\n"
+      "allocate   apply is lent no workspace and allocates scratch for each call\n"
+      "per_layer  every layer keeps a workspace of its own\n"
+      "shared     one workspace serves all layers: no allocation, and the least memory\n"
+      "ratio      median time / floor; the floor is the time to read the active experts' weights\n"
+      "           at the bandwidth, or to multiply at the peak, measured around the row: 1 is the\n"
+      "           machine's limit\n"
+      "peak       {}, which {} kernels use; the best for {} here: {}, {:.0f} GFLOP/s\n"
+      "bits       outputs of a whole step, compared with those of mode allocate\n",
+      peaks.instruction,
+      setup.options.device.kind == DeviceKind::cpu ? chosen_isa(setup.options)
+                                                   : std::string("the device's"),
+      fusedmoe::to_string(setup.format), peaks.best_instruction, peaks.best_gflops);
+}
+
+std::vector<std::string> warnings(const std::vector<StepResult>& results) {
+  double drift = 0;
+  double spread = 0;
+  double caches = kFewCaches;
+  for (const StepResult& result : results) {
+    drift = std::max(drift, result.drift);
+    caches = std::min(caches, result.step_bytes / static_cast<double>(last_level_cache_bytes()));
+    for (const ModeResult& mode : result.modes) {
+      spread = std::max(spread, mode.time_us.max / mode.time_us.min);
+    }
+  }
+  std::vector<std::string> texts;
+  if (drift > kNoisyDrift || spread > kNoisySpread) {
+    texts.push_back(fmt::format(
+        "warning: the machine was busy with something else: probes before and after a row differ "
+        "by up to {:.0f} %, the slowest step took up to {:.1f} x the fastest. Stop other programs "
+        "and run it again; until then compare rows of this run only",
+        100 * drift, spread));
+  }
+  if (caches < kFewCaches) {
+    texts.push_back(fmt::format(
+        "warning: a step reads only {:.1f} x the last-level cache, so weights stay there from "
+        "step to step and the ratio may fall below 1. Take more --layers",
+        caches));
+  }
+  return texts;
+}
+
+}  // namespace fusedmoe::tool

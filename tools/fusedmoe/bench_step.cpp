@@ -1,0 +1,193 @@
+#include "bench_step.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "bench_allocations.h"
+#include "bench_inputs.h"
+#include "bench_threads.h"
+#include "device_option.h"
+
+namespace fusedmoe::tool {
+namespace {
+
+// Of one mode: long enough for a median that repeats within 2 % on a quiet machine.
+constexpr double kSecondsPerMode = 2.0;
+constexpr std::int64_t kFewestSteps = 5;
+constexpr std::int64_t kMostSteps = 2000;
+
+// A runner that only counts: threads that start and end with each region, all at once.
+struct CountingRunner {
+  std::int64_t regions = 0;
+
+  static void run(void* self, int count, void (*body)(void*, int), void* argument) {
+    ++static_cast<CountingRunner*>(self)->regions;
+    run_together(count, [&](int index) { body(argument, index); });
+  }
+};
+
+class Steps {
+ public:
+  Steps(const BenchSetup& setup, const std::vector<FusedMoe>& layers, std::int64_t num_tokens)
+      : layers_(layers),
+        num_tokens_(num_tokens),
+        inputs_(setup, num_tokens, static_cast<std::int64_t>(layers.size())),
+        dtype_(setup.shape.config.output_dtype.value_or(setup.shape.config.dtype)),
+        hidden_size_(setup.shape.config.hidden_size),
+        output_(output_bytes()),
+        expected_(output_bytes()),
+        shared_(setup.options.device),
+        per_layer_(layers.size()) {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      per_layer_[i] = WorkspaceBuffer(setup.options.device);
+    }
+  }
+
+  // Counts and compares over step 0; leaves the mode's workspaces ready for timing. Reserving them
+  // counts for the peak, but not as allocations of calls.
+  ModeResult check(ScratchMode mode) {
+    ModeResult result{.mode = mode, .time_us = {}};
+    AllocationCounter counter;
+    {
+      const auto armed = counter.arm();
+      for (std::size_t l = 0; l < layers_.size(); ++l) {
+        if (mode == ScratchMode::shared) shared_.reserve(layers_[l].workspace_size(num_tokens_));
+        if (mode == ScratchMode::per_layer) {
+          per_layer_[l].reserve(layers_[l].workspace_size(num_tokens_));
+        }
+      }
+    }
+    const std::int64_t reserved = counter.allocations();
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      std::memset(output_.data(), 0xff, output_.size());
+      {
+        const auto armed = counter.arm();
+        apply(l, 0, workspace(mode, l));
+      }
+      if (mode == ScratchMode::allocate) continue;
+      output_.swap(expected_);
+      std::memset(output_.data(), 0x7f, output_.size());
+      apply(l, 0, Workspace());
+      result.bit_equal &= std::memcmp(output_.data(), expected_.data(), output_.size()) == 0;
+    }
+    result.allocations_per_call =
+        static_cast<double>(counter.allocations() - reserved) / static_cast<double>(layers_.size());
+    result.peak_scratch_bytes = counter.peak_bytes();
+    return result;
+  }
+
+  // Microseconds per layer.
+  double time(ScratchMode mode, std::int64_t step) {
+    const auto start = std::chrono::steady_clock::now();
+    for (std::size_t l = 0; l < layers_.size(); ++l) apply(l, step, workspace(mode, l));
+    return seconds_since(start) * 1e6 / static_cast<double>(layers_.size());
+  }
+
+  std::int64_t count_launches() {
+    CountingRunner counting;
+    ThreadRunner runner{&CountingRunner::run, &counting, layers_[0].num_threads(), true};
+    ApplyContext context;
+    context.runner = &runner;
+    apply(0, 0, Workspace(), context);
+    return counting.regions;
+  }
+
+  Work work(std::int64_t step) const {
+    std::vector<Work> works;
+    for (std::size_t l = 0; l < layers_.size(); ++l) {
+      works.push_back(inputs_.routing(step, static_cast<std::int64_t>(l)).work);
+    }
+    return mean_of(works);
+  }
+
+ private:
+  std::size_t output_bytes() const {
+    return static_cast<std::size_t>(num_tokens_ * hidden_size_ * bytes_per_element(dtype_));
+  }
+
+  Workspace workspace(ScratchMode mode, std::size_t layer) const {
+    if (mode == ScratchMode::allocate) return {};
+    return mode == ScratchMode::shared ? shared_ : per_layer_[layer];
+  }
+
+  void apply(std::size_t layer, std::int64_t step, const Workspace& workspace,
+             const ApplyContext& context = {}) {
+    const Routing& routing = inputs_.routing(step, static_cast<std::int64_t>(layer));
+    layers_[layer].apply({output_.data(), dtype_, num_tokens_, hidden_size_}, inputs_.hidden(),
+                         inputs_.topk_weights(routing), inputs_.topk_ids(routing), workspace,
+                         context);
+  }
+
+  const std::vector<FusedMoe>& layers_;
+  std::int64_t num_tokens_;
+  BenchInputs inputs_;
+  DType dtype_;
+  std::int64_t hidden_size_;
+  std::vector<std::byte> output_;
+  std::vector<std::byte> expected_;
+  WorkspaceBuffer shared_;
+  std::vector<WorkspaceBuffer> per_layer_;
+};
+
+double drift_of(double before, double after) {
+  return std::abs(before - after) / std::max(before, after);
+}
+
+}  // namespace
+
+const char* to_string(ScratchMode mode) noexcept {
+  constexpr const char* kNames[] = {"allocate", "per_layer", "shared"};
+  return kNames[static_cast<int>(mode)];
+}
+
+StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layers,
+                     std::int64_t num_tokens, const std::vector<ScratchMode>& modes,
+                     const BandwidthProbe& bandwidth, const std::function<void()>& on_step) {
+  StepResult result;
+  result.num_tokens = num_tokens;
+  result.scratch_bytes = layers[0].workspace_size(num_tokens).bytes;
+  Steps steps(setup, layers, num_tokens);
+  const std::string isa = chosen_isa(setup.options);
+  for (const ScratchMode mode : modes) {
+    result.modes.push_back(steps.check(mode));
+    steps.time(mode, 0);
+    on_step();
+  }
+  result.launches_per_call = steps.count_launches();
+
+  const double bandwidth_before = bandwidth.measure_gbs();
+  const Peaks peaks_before = measure_peaks(isa, setup.format, setup.threads);
+  std::vector<std::vector<double>> times(modes.size());
+  std::vector<Work> works;
+  const auto start = std::chrono::steady_clock::now();
+  const double budget = kSecondsPerMode * static_cast<double>(modes.size());
+  while (result.steps < kMostSteps &&
+         (result.steps < kFewestSteps || seconds_since(start) < budget)) {
+    for (std::size_t m = 0; m < modes.size(); ++m) {
+      times[m].push_back(steps.time(modes[m], result.steps));
+      on_step();
+    }
+    works.push_back(steps.work(result.steps));
+    ++result.steps;
+  }
+  const double bandwidth_after = bandwidth.measure_gbs();
+  const Peaks peaks_after = measure_peaks(isa, setup.format, setup.threads);
+
+  for (std::size_t m = 0; m < modes.size(); ++m) {
+    result.modes[m].time_us = spread_of(std::move(times[m]));
+  }
+  result.work = mean_of(works);
+  result.step_bytes = result.work.bytes * static_cast<double>(layers.size());
+  result.peaks = peaks_before;
+  result.peaks.gflops = (peaks_before.gflops + peaks_after.gflops) / 2;
+  result.peaks.best_gflops = (peaks_before.best_gflops + peaks_after.best_gflops) / 2;
+  result.ceilings = {(bandwidth_before + bandwidth_after) / 2, result.peaks.gflops};
+  result.drift = std::max(drift_of(bandwidth_before, bandwidth_after),
+                          drift_of(peaks_before.gflops, peaks_after.gflops));
+  return result;
+}
+
+}  // namespace fusedmoe::tool

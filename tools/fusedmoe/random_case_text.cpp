@@ -1,0 +1,123 @@
+// Random cases for people: names, one line for each, and what it covers.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "random_case.h"
+
+namespace fusedmoe::tool {
+namespace {
+
+const char* yes_no(bool value) { return value ? "yes" : "no"; }
+
+// The range of `value` between the bounds where code takes another path.
+std::string range_of(std::int64_t value, std::initializer_list<std::int64_t> bounds) {
+  std::int64_t low = 0;
+  for (const std::int64_t bound : bounds) {
+    if (value <= bound)
+      return low == bound ? fmt::format("{}", bound) : fmt::format("{}..{}", low, bound);
+    low = bound + 1;
+  }
+  return fmt::format("{}..", low);
+}
+
+std::string bias_text(const RandomCase& drawn) {
+  if (drawn.weights.w13_bias && drawn.weights.w2_bias) return "both";
+  return drawn.weights.w13_bias ? "w13" : drawn.weights.w2_bias ? "w2" : "none";
+}
+
+}  // namespace
+
+const char* to_string(MapKind kind) noexcept {
+  constexpr const char* kNames[] = {"none", "linear", "round_robin", "uneven", "empty"};
+  return kNames[static_cast<int>(kind)];
+}
+
+const char* to_string(RunnerKind kind) noexcept {
+  constexpr const char* kNames[] = {"none", "fork_join", "gang"};
+  return kNames[static_cast<int>(kind)];
+}
+
+const char* to_string(StorageKind kind) noexcept {
+  constexpr const char* kNames[] = {"own", "source", "borrowed", "caller", "adopt"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string describe(const RandomCase& drawn) {
+  const MoeConfig& config = drawn.config;
+  std::string text = fmt::format(
+      "hidden_size {} intermediate_size {} num_experts {} (local {}) top_k {} num_tokens {}, {}, "
+      "{} -> {}, w13 {} {} w2 {} {}, isa {}",
+      config.hidden_size, config.intermediate_size, config.num_experts, drawn.num_local,
+      config.top_k, drawn.input.num_tokens, to_string(config.activation.kind),
+      to_string(config.dtype), to_string(config.output_dtype.value_or(config.dtype)),
+      to_string(drawn.weights.w13_format), to_string(drawn.weights.w13_layout),
+      to_string(drawn.weights.w2_format), to_string(drawn.weights.w2_layout),
+      drawn.isa.empty() ? "best" : drawn.isa);
+  for (const CaseRun& run : drawn.runs) {
+    text += fmt::format("; {} threads, weights {}, workspace {}, runner {}{}", run.threads,
+                        to_string(run.storage), to_string(run.workspace), to_string(run.runner),
+                        run.in_place ? ", in place" : "");
+  }
+  return text;
+}
+
+std::vector<std::pair<std::string, std::string>> tags(const RandomCase& drawn) {
+  const MoeConfig& config = drawn.config;
+  const RandomWeightsOptions& weights = drawn.weights;
+  const RandomInputOptions& input = drawn.input;
+  const Activation kind = config.activation.kind;
+  std::vector<std::pair<std::string, std::string>> result = {
+      {"hidden_size", range_of(config.hidden_size, {1, 32, 256, 512, 1024})},
+      {"intermediate_size", range_of(config.intermediate_size, {1, 32, 256, 512, 1024})},
+      {"num_experts", range_of(config.num_experts, {1, 8, 64, 128, 300})},
+      {"top_k", config.top_k == config.num_experts ? "all" : range_of(config.top_k, {1, 4, 12})},
+      {"num_tokens", range_of(input.num_tokens, {0, 1, 16, 48, 300})},
+      {"rows per expert",
+       range_of(drawn.num_local == 0 ? 0 : input.num_tokens * config.top_k / config.num_experts,
+                {0, 4, 48, 300})},
+      {"dtype", to_string(config.dtype)},
+      {"output_dtype", config.output_dtype ? to_string(*config.output_dtype) : "unset"},
+      {"w13 format", to_string(weights.w13_format)},
+      {"w2 format", to_string(weights.w2_format)},
+      {"w13 layout", to_string(weights.w13_layout)},
+      {"w2 layout", to_string(weights.w2_layout)},
+      {"w13", !is_gated(kind)         ? "no gate"
+              : weights.gate_up_apart ? "apart"
+                                      : "stacked"},
+      {"gate/up layout", to_string(config.gate_up_layout)},
+      {"gate/up order", to_string(config.gate_up_order)},
+      {"activation", to_string(kind)},
+      {"clamp_limit", config.clamp_limit ? "set" : "unset"},
+      {"weight on input", yes_no(config.apply_router_weight_on_input)},
+      {"bias", bias_text(drawn)},
+      {"bias dtype", weights.w13_bias || weights.w2_bias ? to_string(weights.bias_dtype) : "none"},
+      {"weight padding", weights.row_padding > 0      ? "rows"
+                         : weights.expert_padding > 0 ? "experts"
+                                                      : "none"},
+      {"weight address", weights.misalign > 0 ? "misaligned" : "aligned"},
+      {"expert_map", to_string(drawn.map_kind)},
+      {"map of the call", yes_no(!drawn.call_map.empty())},
+      {"ids", to_string(input.ids_dtype)},
+      {"topk_weights", to_string(input.topk_weights_dtype)},
+      {"skipped slots", input.skip_share == 0.0   ? "none"
+                        : input.skip_share == 1.0 ? "all"
+                                                  : "some"},
+      {"repeated ids", yes_no(input.repeated_ids)},
+      {"skew", input.hot_share == 0.0   ? "none"
+               : input.hot_share == 1.0 ? "all"
+                                        : "half"},
+      {"strides", input.hidden_padding + input.output_padding > 0 ? "padded" : "dense"},
+      {"isa", drawn.isa.empty() ? "best" : drawn.isa},
+  };
+  for (const CaseRun& run : drawn.runs) {
+    result.emplace_back("threads", std::to_string(run.threads));
+    result.emplace_back("runner", to_string(run.runner));
+    result.emplace_back("weight storage", to_string(run.storage));
+    result.emplace_back("workspace", to_string(run.workspace));
+    result.emplace_back("in place", yes_no(run.in_place));
+  }
+  return result;
+}
+
+}  // namespace fusedmoe::tool
