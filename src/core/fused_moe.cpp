@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <new>
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "core/backend.h"
+#include "core/translate.h"
 #include "core/validate.h"
 #include "core/weights_state.h"
 #include "core/workspace_layout.h"
@@ -23,17 +23,6 @@ namespace {
 
 constexpr std::int64_t kAlignment = 64;  // a cache line, and the widest vector
 constexpr std::size_t kMaxSpans = 16;
-
-// A backend's exceptions as they are, the runtime's as ours.
-template <class F>
-auto translate(const F& f) -> decltype(f()) {
-  try {
-    return f();
-  } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::out_of_memory,
-                "create: expected memory for the plan, got none; free some, or give storage");
-  }
-}
 
 // Scratch that one call allocates for itself, when the caller lends none.
 class CallScratch {
@@ -69,7 +58,8 @@ View rows_of(const View& view, std::int64_t begin, std::int64_t count) {
 
 }  // namespace
 
-struct FusedMoe::Impl {
+// Hidden: the class around it is exported, this is not.
+struct [[gnu::visibility("hidden")]] FusedMoe::Impl {
   PlanSpec spec;
   const Backend* backend;
   std::unique_ptr<BackendPlan> plan;
@@ -117,7 +107,7 @@ Support FusedMoe::supports(const MoeConfig& config, const ExpertWeights& weights
 
 FusedMoe FusedMoe::create(const MoeConfig& config, const ExpertWeights& weights,
                           const PlanOptions& options) {
-  return translate([&] {
+  return translate("create", [&] {
     PlanSpec spec = make_spec(config, options);
     const Backend& backend = backend_for(options.device);
     check_weights(spec, weights, spec.num_local_experts,
@@ -148,12 +138,12 @@ WorkspaceSize FusedMoe::packed_weights_size(const MoeConfig& config, const Exper
 
 WorkspaceSize FusedMoe::workspace_size(std::int64_t num_tokens) const {
   const WorkspaceFormula formula = impl_->layout.formula();
-  const std::int64_t most = (std::numeric_limits<std::int64_t>::max() - formula.fixed) /
-                            std::max<std::int64_t>(formula.per_token, 1);
+  const std::int64_t most =
+      (std::numeric_limits<std::int64_t>::max() - formula.fixed) / formula.per_token;
   if (num_tokens < 0 || num_tokens > most) {
-    throw Error(ErrorCode::invalid_argument,
-                "num_tokens: expected 0 to " + std::to_string(most) + ", got " +
-                    std::to_string(num_tokens) + "; pass the number of rows of hidden");
+    throw Error(ErrorCode::invalid_argument, "num_tokens: expected 0 to " + std::to_string(most) +
+                                                 ", got " + std::to_string(num_tokens) +
+                                                 "; pass the number of rows of hidden");
   }
   return formula.size(num_tokens);
 }
@@ -171,7 +161,7 @@ FusedMoe::TwoSpans FusedMoe::workspace_sizes_13_2(std::int64_t num_tokens) const
 
 void FusedMoe::Impl::check_alignment(const char* name, std::span<const std::byte> span) const {
   const auto address = reinterpret_cast<std::uintptr_t>(span.data());
-  if (address % kAlignment == 0) return;
+  if (span.empty() || address % kAlignment == 0) return;
   throw Error(ErrorCode::invalid_argument,
               std::string(name) + ": expected an address that is a multiple of " +
                   std::to_string(kAlignment) + " (workspace_size().alignment), got one that is " +
@@ -212,7 +202,7 @@ void FusedMoe::apply(MatrixView output, ConstMatrixView hidden, ConstMatrixView 
   check_tensors(impl.spec, output, hidden, topk_weights, topk_ids, workspace);
 
   const WeightsState::Lease lease(impl.weights, [&impl](const ExpertWeights& weights) {
-    impl.plan->write_weights(weights, {});
+    translate("refresh", [&] { impl.plan->write_weights(weights, {}); });
   });
   std::optional<CallScratch> own;
   if (workspace.allocate) {
@@ -258,9 +248,11 @@ void FusedMoe::apply(MatrixView output, ConstMatrixView hidden, ConstMatrixView 
 
 void FusedMoe::refresh(const ExpertWeights& weights, RefreshWait wait) {
   Impl& impl = *impl_;
-  check_weights(impl.spec, weights, impl.spec.num_local_experts);
-  impl.plan->check_refresh(weights);
-  impl.weights.update(wait, &weights, [&] { impl.write(weights, {}); });
+  translate("refresh", [&] {
+    check_weights(impl.spec, weights, impl.spec.num_local_experts);
+    impl.plan->check_refresh(weights);
+    impl.weights.update(wait, &weights, [&] { impl.write(weights, {}); });
+  });
 }
 
 void FusedMoe::refresh_experts(std::span<const std::int64_t> local_experts,

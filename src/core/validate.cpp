@@ -225,6 +225,7 @@ Extent extent(const char* name, std::span<const std::byte> span) {
 }
 
 bool overlap(const Extent& a, const Extent& b) {
+  if (a.rows == 0 || b.rows == 0) return false;
   if (a.begin >= b.end() || b.begin >= a.end()) return false;
   // Columns of one buffer side by side: the same stride, and disjoint within it.
   if (a.rows > 1 && b.rows > 1 && a.stride == b.stride) {

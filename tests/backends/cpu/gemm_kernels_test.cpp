@@ -20,10 +20,10 @@ class GemmKernels : public testing::TestWithParam<GemmKernel> {
 };
 
 struct Inputs {
+  std::int64_t a_stride = kMaxK + 3;
   std::vector<float> a;       // [kMaxRows][a_stride], NaN behind each row
   std::vector<float> values;  // [kMaxK][32]
   std::vector<std::byte> panel;
-  std::int64_t a_stride = kMaxK + 3;
 
   explicit Inputs(WeightFormat format)
       : a(kMaxRows * a_stride, kNaN), values(numbers(kMaxK * kPanelOutputs, 1, dtype_of(format))) {
