@@ -93,16 +93,18 @@ FusedMoe::~FusedMoe() = default;
 
 Support FusedMoe::supports(const MoeConfig& config, const ExpertWeights& weights,
                            const PlanOptions& options) {
-  try {
-    const PlanSpec spec = make_spec(config, options);
-    const Backend& backend = backend_for(options.device);
-    check_weights(spec, weights, spec.num_local_experts,
-                  options.weight_storage == WeightStorage::adopt);
-    backend.check_support(spec, weights);
-    return {true, {}};
-  } catch (const Error& error) {
-    return {false, error.what()};
-  }
+  return translate("supports", [&]() -> Support {
+    try {
+      const PlanSpec spec = make_spec(config, options);
+      const Backend& backend = backend_for(options.device);
+      check_weights(spec, weights, spec.num_local_experts,
+                    options.weight_storage == WeightStorage::adopt);
+      backend.check_support(spec, weights);
+      return {true, {}};
+    } catch (const Error& error) {
+      return {false, error.what()};
+    }
+  });
 }
 
 FusedMoe FusedMoe::create(const MoeConfig& config, const ExpertWeights& weights,
@@ -128,10 +130,12 @@ FusedMoe FusedMoe::create(const MoeConfig& config, const ExpertWeights& weights,
 
 WorkspaceSize FusedMoe::packed_weights_size(const MoeConfig& config, const ExpertWeights& weights,
                                             const PlanOptions& options) {
-  const PlanSpec spec = make_spec(config, options);
-  const Backend& backend = backend_for(options.device);
-  check_weights(spec, weights, spec.num_local_experts, true);
-  return backend.packed_weights_size(spec, weights);
+  return translate("packed_weights_size", [&] {
+    const PlanSpec spec = make_spec(config, options);
+    const Backend& backend = backend_for(options.device);
+    check_weights(spec, weights, spec.num_local_experts, true);
+    return backend.packed_weights_size(spec, weights);
+  });
 }
 
 // --- Workspace --------------------------------------------------------------------------------
@@ -265,20 +269,27 @@ void FusedMoe::refresh_experts(std::span<const std::int64_t> local_experts,
                 "local_experts: expected local ids from 0 to " + std::to_string(count - 1) +
                     ", got " + std::to_string(expert) + "; map global ids through expert_map");
   }
-  check_weights(impl.spec, weights, static_cast<std::int64_t>(local_experts.size()));
-  impl.plan->check_refresh(weights);
   if (impl.spec.options.weight_storage == WeightStorage::borrowed) {
     throw Error(ErrorCode::unsupported,
                 "refresh_experts: expected packed weights, got a plan that borrows them; it reads "
                 "the caller's memory at every call: change it there, or call refresh");
   }
-  if (!impl.weights.usable()) {
+  const auto complete = [&] {
+    if (impl.weights.usable()) return true;
     throw Error(ErrorCode::stale_weights,
                 "refresh_experts: expected complete weights, got a plan whose weights were "
                 "released or whose last refresh failed; call refresh with all of them first");
-  }
-  if (local_experts.empty()) return;
-  impl.weights.update(wait, nullptr, [&] { impl.write(weights, local_experts); });
+  };
+  translate("refresh_experts", [&] {
+    check_weights(impl.spec, weights, static_cast<std::int64_t>(local_experts.size()));
+    impl.plan->check_refresh(weights);
+    if (local_experts.empty()) {
+      (void)complete();
+      return;
+    }
+    impl.weights.update(
+        wait, nullptr, [&] { impl.write(weights, local_experts); }, complete);
+  });
 }
 
 void FusedMoe::release_weights(RefreshWait wait) {

@@ -93,9 +93,10 @@ WeightsState::Lease::Lease(WeightsState& state,
     const std::uint64_t now = moved ? state.source_version_->load() : seen;
     state.gate_.leave();
     if (automatic) {
-      state.update(RefreshWait::wait, nullptr, [&] {
-        if (state.moved()) write(state.kept_);  // another thread may have been first
-      });
+      // Another thread may have been first: to refresh, or to release.
+      state.update(
+          RefreshWait::wait, nullptr, [&] { write(state.kept_); },
+          [&] { return state.usable() && state.moved(); });
       continue;
     }
     if (status == Status::released) {
@@ -117,7 +118,8 @@ WeightsState::Lease::Lease(WeightsState& state,
 }
 
 void WeightsState::update(RefreshWait wait, const ExpertWeights* kept,
-                          const std::function<void()>& write) {
+                          const std::function<void()>& write,
+                          const std::function<bool()>& needed) {
   if (!gate_.close(wait)) {
     throw Error(ErrorCode::busy,
                 "refresh: expected no running apply, got some; pass RefreshWait::wait, or call it "
@@ -127,6 +129,7 @@ void WeightsState::update(RefreshWait wait, const ExpertWeights* kept,
     ApplyGate& gate;
     ~Open() { gate.open(); }
   } open{gate_};
+  if (needed && !needed()) return;
   const Status before = status_.load();
   if (kept != nullptr) {
     ExpertWeights copy = *kept;  // before anything changes: copying may throw

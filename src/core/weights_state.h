@@ -46,8 +46,10 @@ class WeightsState {
   };
 
   // Runs `write` while no apply runs; the plan is stale from its start until its success. `kept`
-  // is what a later automatic refresh reads again; null keeps what was there.
-  void update(RefreshWait wait, const ExpertWeights* kept, const std::function<void()>& write);
+  // is what a later automatic refresh reads again; null keeps what was there. `needed` is asked
+  // first, with no apply running: when it says no or throws, nothing happens.
+  void update(RefreshWait wait, const ExpertWeights* kept, const std::function<void()>& write,
+              const std::function<bool()>& needed = nullptr);
   // Runs `drop` while no apply runs; afterwards apply throws until update succeeds.
   void release(RefreshWait wait, const std::function<void()>& drop);
   // For updates of some experts: the others must be there and sound.

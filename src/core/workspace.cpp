@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/translate.h"
 #include "fusedmoe/error.h"
 #include "fusedmoe/fused_moe.h"
 
@@ -25,7 +26,8 @@ struct WorkspaceBuffer::Impl {
   }
 };
 
-WorkspaceBuffer::WorkspaceBuffer(Device device) : impl_(std::make_unique<Impl>()) {
+WorkspaceBuffer::WorkspaceBuffer(Device device)
+    : impl_(translate("workspace", [] { return std::make_unique<Impl>(); })) {
   impl_->backend = &backend_for(device);
   impl_->device = std::move(device);
 }
@@ -80,13 +82,16 @@ struct WorkspacePool::Impl {
   Device device;
 };
 
-WorkspacePool::WorkspacePool(Device device, int num_lanes) : impl_(std::make_unique<Impl>()) {
+WorkspacePool::WorkspacePool(Device device, int num_lanes)
+    : impl_(translate("pool", [] { return std::make_unique<Impl>(); })) {
   if (num_lanes <= 0) {
     throw Error(ErrorCode::invalid_argument, "num_lanes: expected 1 or more, got " +
                                                  std::to_string(num_lanes) +
                                                  "; use one lane per concurrent call");
   }
-  for (int i = 0; i < num_lanes; ++i) impl_->lanes.emplace_back(device);
+  translate("pool", [&] {
+    for (int i = 0; i < num_lanes; ++i) impl_->lanes.emplace_back(device);
+  });
   impl_->device = std::move(device);
 }
 

@@ -15,7 +15,7 @@ namespace fusedmoe::tool {
 namespace {
 
 // Of one mode: long enough for a median that repeats within 2 % on a quiet machine.
-constexpr double kSecondsPerMode = 2.0;
+constexpr double kSecondsPerMode = 1.5;
 constexpr std::int64_t kFewestSteps = 5;
 constexpr std::int64_t kMostSteps = 2000;
 

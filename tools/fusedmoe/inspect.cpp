@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -52,7 +53,7 @@ Json layer_row(const LayerListing& layer) {
           {"intermediate_size", config.intermediate_size},
           {"num_experts", config.num_experts},
           {"top_k", config.top_k},
-          {"dtype", to_string(config.dtype)},
+          {"dtype", dtype_name(config.dtype)},
           {"activation", to_string(config.activation.kind)},
           {"gate_up_layout", to_string(config.gate_up_layout)},
           {"apply_router_weight_on_input", config.apply_router_weight_on_input},
@@ -86,7 +87,7 @@ Json listing_row(const Listing& listing) {
   row["intermediate_size"] = size(config.intermediate_size);
   row["num_experts"] = size(config.num_experts);
   row["top_k"] = size(config.top_k);
-  row["dtype"] = known ? Json(to_string(config.dtype)) : Json();
+  row["dtype"] = known ? Json(dtype_name(config.dtype)) : Json();
   row["activation"] = known ? Json(to_string(config.activation.kind)) : Json();
   row["bytes"] = listing.bytes;
   row["tensors"] = listing.num_tensors;
@@ -99,7 +100,7 @@ Json listing_row(const Listing& listing) {
 void print_layers(const Listing& listing) {
   const MoeConfig& config = listing.layers.front().config;
   fmt::print("activation   {}\n", activation_text(config));
-  fmt::print("dtype        {}{}\n", to_string(config.dtype),
+  fmt::print("dtype        {}{}\n", dtype_name(config.dtype),
              config.apply_router_weight_on_input ? ", router weight on the input" : "");
   fmt::print("\n{:>5}  {:<10} {:>6} {:>12} {:>7} {:>5}  {:<11} {:>10}\n", "layer", "format",
              "hidden", "intermediate", "experts", "top_k", "gate/up", "bytes");
@@ -123,6 +124,7 @@ void print(const Listing& listing, const Json& tensor_list) {
              listing.formats.empty() ? "not known" : formats_text(listing.formats));
   fmt::print("experts      {}, in a checkpoint of {} tensors\n", bytes_text(listing.bytes),
              listing.num_tensors);
+  if (!listing.problems.empty()) fmt::print("problems     {}\n", listing.problems.size());
   if (!listing.layers.empty()) print_layers(listing);
   if (!tensor_list.empty()) fmt::print("\n");
   for (const Json& tensor : tensor_list) {
@@ -138,7 +140,7 @@ int inspect(const InspectOptions& options) {
   std::optional<fs::path> config;
   if (!options.config.empty()) config = options.config;
   Listing listing;
-  Json tensor_list;
+  Json tensor_list = Json::array();
   std::error_code error;
   const bool bare = path.extension() == ".safetensors" && !fs::is_directory(path, error);
   if (bare && checkpoint::is_golden_file(path)) {

@@ -71,12 +71,13 @@ void draw_sizes(RandomCase& drawn, Draw& draw, const SizeLimits& limits) {
                                    : focus == Focus::experts      ? &config.num_experts
                                    : focus == Focus::top_k        ? &config.top_k
                                                                   : nullptr;
+  const std::int64_t max_weights = std::max<std::int64_t>(3, limits.max_weights);
   const std::int64_t budget = std::max<std::int64_t>(
-      1, limits.max_multiply_adds >> draw.in(0, 6));  // most cases are far below the limit
+      3, limits.max_multiply_adds >> draw.in(0, 4));  // most cases are far below the limit
   for (;;) {
     config.top_k = std::min(config.top_k, config.num_experts);
     const std::int64_t matrix = 3 * config.hidden_size * config.intermediate_size;
-    const bool many_weights = matrix * config.num_experts > limits.max_weights;
+    const bool many_weights = matrix * config.num_experts > max_weights;
     if (!many_weights && matrix * tokens * config.top_k <= budget) break;
     std::int64_t* largest = nullptr;
     for (std::int64_t* dimension : dimensions) {

@@ -19,8 +19,8 @@ namespace fusedmoe::tool {
 // Bounds of what is drawn. The defaults let one dimension at a time pass every kernel's tile, and
 // keep the oracle quick.
 struct SizeLimits {
-  std::int64_t max_multiply_adds = 20'000'000;
-  std::int64_t max_weights = 700'000;
+  std::int64_t max_multiply_adds = 30'000'000;
+  std::int64_t max_weights = 1'500'000;
   std::int64_t max_hidden = 2400;
   std::int64_t max_intermediate = 1400;
   std::int64_t max_experts = 300;

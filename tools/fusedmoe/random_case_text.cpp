@@ -4,18 +4,21 @@
 #include <algorithm>
 
 #include "random_case.h"
+#include "text.h"
 
 namespace fusedmoe::tool {
 namespace {
 
+const char* layout_name(WeightLayout layout) { return layout == WeightLayout::nk ? "nk" : "kn"; }
+
 const char* yes_no(bool value) { return value ? "yes" : "no"; }
 
 // The range of `value` between the bounds where code takes another path.
-std::string range_of(std::int64_t value, std::initializer_list<std::int64_t> bounds) {
-  std::int64_t low = 0;
+std::string range_of(std::int64_t value, std::int64_t low,
+                     std::initializer_list<std::int64_t> bounds) {
   for (const std::int64_t bound : bounds) {
     if (value <= bound)
-      return low == bound ? fmt::format("{}", bound) : fmt::format("{}..{}", low, bound);
+      return low == bound ? std::to_string(low) : fmt::format("{}..{}", low, bound);
     low = bound + 1;
   }
   return fmt::format("{}..", low);
@@ -50,9 +53,9 @@ std::string describe(const RandomCase& drawn) {
       "{} -> {}, w13 {} {} w2 {} {}, isa {}",
       config.hidden_size, config.intermediate_size, config.num_experts, drawn.num_local,
       config.top_k, drawn.input.num_tokens, to_string(config.activation.kind),
-      to_string(config.dtype), to_string(config.output_dtype.value_or(config.dtype)),
-      to_string(drawn.weights.w13_format), to_string(drawn.weights.w13_layout),
-      to_string(drawn.weights.w2_format), to_string(drawn.weights.w2_layout),
+      dtype_name(config.dtype), dtype_name(config.output_dtype.value_or(config.dtype)),
+      to_string(drawn.weights.w13_format), layout_name(drawn.weights.w13_layout),
+      to_string(drawn.weights.w2_format), layout_name(drawn.weights.w2_layout),
       drawn.isa.empty() ? "best" : drawn.isa);
   for (const CaseRun& run : drawn.runs) {
     text += fmt::format("; {} threads, weights {}, workspace {}, runner {}{}", run.threads,
@@ -68,20 +71,20 @@ std::vector<std::pair<std::string, std::string>> tags(const RandomCase& drawn) {
   const RandomInputOptions& input = drawn.input;
   const Activation kind = config.activation.kind;
   std::vector<std::pair<std::string, std::string>> result = {
-      {"hidden_size", range_of(config.hidden_size, {1, 32, 256, 512, 1024})},
-      {"intermediate_size", range_of(config.intermediate_size, {1, 32, 256, 512, 1024})},
-      {"num_experts", range_of(config.num_experts, {1, 8, 64, 128, 300})},
-      {"top_k", config.top_k == config.num_experts ? "all" : range_of(config.top_k, {1, 4, 12})},
-      {"num_tokens", range_of(input.num_tokens, {0, 1, 16, 48, 300})},
+      {"hidden_size", range_of(config.hidden_size, 1, {1, 32, 256, 512, 1024})},
+      {"intermediate_size", range_of(config.intermediate_size, 1, {1, 32, 256, 512, 1024})},
+      {"num_experts", range_of(config.num_experts, 1, {1, 8, 64, 128, 300})},
+      {"top_k", config.top_k == config.num_experts ? "all" : range_of(config.top_k, 1, {1, 4, 12})},
+      {"num_tokens", range_of(input.num_tokens, 0, {0, 1, 16, 48, 300})},
       {"rows per expert",
-       range_of(drawn.num_local == 0 ? 0 : input.num_tokens * config.top_k / config.num_experts,
+       range_of(drawn.num_local == 0 ? 0 : input.num_tokens * config.top_k / config.num_experts, 0,
                 {0, 4, 48, 300})},
-      {"dtype", to_string(config.dtype)},
-      {"output_dtype", config.output_dtype ? to_string(*config.output_dtype) : "unset"},
+      {"dtype", dtype_name(config.dtype)},
+      {"output_dtype", config.output_dtype ? dtype_name(*config.output_dtype) : "unset"},
       {"w13 format", to_string(weights.w13_format)},
       {"w2 format", to_string(weights.w2_format)},
-      {"w13 layout", to_string(weights.w13_layout)},
-      {"w2 layout", to_string(weights.w2_layout)},
+      {"w13 layout", layout_name(weights.w13_layout)},
+      {"w2 layout", layout_name(weights.w2_layout)},
       {"w13", !is_gated(kind)         ? "no gate"
               : weights.gate_up_apart ? "apart"
                                       : "stacked"},
@@ -91,7 +94,7 @@ std::vector<std::pair<std::string, std::string>> tags(const RandomCase& drawn) {
       {"clamp_limit", config.clamp_limit ? "set" : "unset"},
       {"weight on input", yes_no(config.apply_router_weight_on_input)},
       {"bias", bias_text(drawn)},
-      {"bias dtype", weights.w13_bias || weights.w2_bias ? to_string(weights.bias_dtype) : "none"},
+      {"bias dtype", weights.w13_bias || weights.w2_bias ? dtype_name(weights.bias_dtype) : "none"},
       {"weight padding", weights.row_padding > 0      ? "rows"
                          : weights.expert_padding > 0 ? "experts"
                                                       : "none"},
@@ -99,7 +102,7 @@ std::vector<std::pair<std::string, std::string>> tags(const RandomCase& drawn) {
       {"expert_map", to_string(drawn.map_kind)},
       {"map of the call", yes_no(!drawn.call_map.empty())},
       {"ids", to_string(input.ids_dtype)},
-      {"topk_weights", to_string(input.topk_weights_dtype)},
+      {"topk_weights", dtype_name(input.topk_weights_dtype)},
       {"skipped slots", input.skip_share == 0.0   ? "none"
                         : input.skip_share == 1.0 ? "all"
                                                   : "some"},

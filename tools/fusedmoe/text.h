@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fusedmoe/tensor.h"
 #include "fusedmoe/weights.h"
 
 namespace fusedmoe::tool {
@@ -25,6 +26,14 @@ inline std::string bytes_text(std::int64_t bytes) {
   const bool whole = value == static_cast<double>(static_cast<std::int64_t>(value));
   return whole || value >= 100 ? fmt::format("{:.0f} {}", value, kUnits[unit])
                                : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+// "bf16" as in the names of formats and on the command line, where the library says "bfloat16".
+inline std::string dtype_name(DType dtype) {
+  return dtype == DType::f32    ? "f32"
+         : dtype == DType::f16  ? "f16"
+         : dtype == DType::bf16 ? "bf16"
+                                : to_string(dtype);
 }
 
 // "bf16", or "bf16+f32" when matrices differ; empty = none.

@@ -60,9 +60,8 @@ class Verifier {
       try {
         verify_path(path);
         ++checkpoints_;
-      } catch (const DeviceNotAvailable&) {
-        throw;
       } catch (const Error& error) {
+        if (error.code() == ErrorCode::device) throw;
         // One bad path does not hide the others.
         bad_paths_.push_back(path);
         std::fflush(stdout);

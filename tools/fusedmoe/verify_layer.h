@@ -19,7 +19,7 @@ struct Comparison {
   Errors errors = {};
   Errors limit = {};
   std::string routing = {};  // of goldens: "match", "mismatch" or "not checked"
-  std::string golden;        // the file
+  std::string golden = {};   // the file
   std::string problem = {};  // why it failed besides, or instead of, its errors; empty = nothing
 
   bool pass() const { return problem.empty() && within(errors, limit); }

@@ -48,37 +48,16 @@ int affinity_threads() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-// CPUs by quota, rounded up; 0 = no limit. The tightest of this process's groups (cgroup v2), or
-// the mounted group's (v1).
-int quota_threads() {
-  const auto quota_of = [](const std::string& file) -> double {
-    std::ifstream in(file);
-    std::string quota;
-    double period = 0;
-    if (!(in >> quota >> period) || quota == "max" || period <= 0) return 0;
-    return std::atof(quota.c_str()) / period;
-  };
-  double limit = 0;
-  const auto tighten = [&](double cpus) {
-    if (cpus > 0 && (limit == 0 || cpus < limit)) limit = cpus;
-  };
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
-    if (line.rfind("0::", 0) != 0) continue;
-    for (std::string path = line.substr(3); !path.empty();) {
-      tighten(quota_of("/sys/fs/cgroup" + path + "/cpu.max"));
-      const auto slash = path.find_last_of('/');
-      path = slash == std::string::npos || path == "/" ? "" : path.substr(0, slash);
-    }
-  }
-  tighten(quota_of("/sys/fs/cgroup/cpu.max"));
-  double quota = 0;
+// CPUs by the quota of one group; 0 = no limit. `folder` holds cpu.max (cgroup v2), or
+// cpu.cfs_quota_us and cpu.cfs_period_us (v1).
+double quota_of(const std::string& folder) {
+  std::string quota;
   double period = 0;
-  if (std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota &&
-      std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period && quota > 0 && period > 0) {
-    tighten(quota / period);
-  }
-  return limit > 0 ? std::max(1, static_cast<int>(std::ceil(limit))) : 0;
+  const bool found = (std::ifstream(folder + "/cpu.max") >> quota >> period) ||
+                     (std::ifstream(folder + "/cpu.cfs_quota_us") >> quota &&
+                      std::ifstream(folder + "/cpu.cfs_period_us") >> period);
+  if (!found || quota == "max" || period <= 0) return 0;
+  return std::max(0.0, std::atof(quota.c_str()) / period);
 }
 
 }  // namespace
@@ -125,15 +104,41 @@ CpuIsa choose_isa(const std::string& limit) {
   return best;
 }
 
+int quota_threads(const std::string& root) {
+  double limit = 0;
+  const auto tighten = [&](const std::string& folder) {
+    const double cpus = quota_of(root + folder);
+    if (cpus > 0 && (limit == 0 || cpus < limit)) limit = cpus;
+  };
+  // Lines "0::/path" (v2) and "number:controllers:/path" (v1). A container may see its own group
+  // as the mount's root, whatever the path says.
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const auto first = line.find(':');
+    const auto second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    if (controllers != ",," && controllers.find(",cpu,") == std::string::npos) continue;
+    const std::string mount = controllers == ",," ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+    for (std::string path = line.substr(second + 1); path.size() > 1 && path.front() == '/';
+         path.resize(path.find_last_of('/'))) {
+      tighten(mount + path);
+    }
+  }
+  tighten("/sys/fs/cgroup");
+  tighten("/sys/fs/cgroup/cpu");
+  return static_cast<int>(std::ceil(std::min(limit, 1e6)));
+}
+
 int available_threads() {
   const int affinity = affinity_threads();
-  const int quota = quota_threads();
+  const int quota = quota_threads("");
   return quota > 0 ? std::min(affinity, quota) : affinity;
 }
 
 std::string thread_limit_reason() {
   const int affinity = affinity_threads();
-  const int quota = quota_threads();
+  const int quota = quota_threads("");
   if (quota > 0 && quota < affinity) {
     return "cgroup limit of " + std::to_string(quota) + " of " + std::to_string(affinity) + " CPUs";
   }

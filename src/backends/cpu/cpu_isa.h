@@ -20,6 +20,9 @@ CpuIsa choose_isa(const std::string& limit);
 
 // Threads that this process may use: affinity mask and cgroup limit, now.
 int available_threads();
+// CPUs that the tightest of this process's cgroups allows, rounded up; 0 = no limit. `root` stands
+// before /proc and /sys: empty but in tests.
+int quota_threads(const std::string& root);
 // For people: what limits available_threads().
 std::string thread_limit_reason();
 

@@ -65,18 +65,18 @@ void copy(const PanelOutputs& panel, std::int64_t k0, std::int64_t k, Element* t
     const std::int64_t end = std::min(k, begin + kBlock);
     for (int column = 0; column < kPanelOutputs; ++column) {
       const std::byte* from = panel.output[column];
+      const std::int64_t k_stride = panel.k_stride[column];
       Element* target = to + column;
       if (from == nullptr) {
         for (std::int64_t i = begin; i < end; ++i) target[i * kPanelOutputs] = 0;
-      } else if (panel.k_stride == sizeof(Element)) {
+      } else if (k_stride == sizeof(Element)) {
         from += (k0 + begin) * static_cast<std::int64_t>(sizeof(Element));
         Element piece[kBlock];
         std::memcpy(piece, from, (end - begin) * sizeof(Element));
         for (std::int64_t i = begin; i < end; ++i) target[i * kPanelOutputs] = piece[i - begin];
       } else {
         for (std::int64_t i = begin; i < end; ++i) {
-          std::memcpy(&target[i * kPanelOutputs], from + (k0 + i) * panel.k_stride,
-                      sizeof(Element));
+          std::memcpy(&target[i * kPanelOutputs], from + (k0 + i) * k_stride, sizeof(Element));
         }
       }
     }
@@ -88,22 +88,25 @@ void copy(const PanelOutputs& panel, std::int64_t k0, std::int64_t k, Element* t
 PanelOutputs w13_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,
                        std::int64_t panel) {
   const bool apart = !weights.w13_up.empty();
-  PanelOutputs result{{}, k_stride(weights.w13), element_bytes(weights.w13)};
+  PanelOutputs result{{}, {}, element_bytes(weights.w13)};
   for (int column = 0; column < kPanelOutputs; ++column) {
     const Channel channel = channel_of(spec, panel, column);
     if (channel.index >= spec.config.intermediate_size) continue;
     const WeightTensor& tensor = apart && channel.part == 1 ? weights.w13_up : weights.w13;
     result.output[column] = address(tensor, expert, apart ? channel.index : w13_row(spec, channel));
+    result.k_stride[column] = k_stride(tensor);
   }
   return result;
 }
 
 PanelOutputs w2_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,
                       std::int64_t panel) {
-  PanelOutputs result{{}, k_stride(weights.w2), element_bytes(weights.w2)};
+  PanelOutputs result{{}, {}, element_bytes(weights.w2)};
   for (int column = 0; column < kPanelOutputs; ++column) {
     const std::int64_t n = panel * kPanelOutputs + column;
-    if (n < spec.config.hidden_size) result.output[column] = address(weights.w2, expert, n);
+    if (n >= spec.config.hidden_size) continue;
+    result.output[column] = address(weights.w2, expert, n);
+    result.k_stride[column] = k_stride(weights.w2);
   }
   return result;
 }

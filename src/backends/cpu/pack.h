@@ -15,7 +15,8 @@ namespace fusedmoe::cpu {
 // Where the 32 outputs of a panel start in the caller's memory; null = padding, zeros.
 struct PanelOutputs {
   std::array<const std::byte*, kPanelOutputs> output;
-  std::int64_t k_stride;  // bytes from one k to the next
+  // Bytes from one k to the next. Per output: gate and up may lie in tensors of their own.
+  std::array<std::int64_t, kPanelOutputs> k_stride;
   int element_bytes;
 };
 

@@ -173,7 +173,13 @@ TEST_P(ActivateTest, ExtremesAndNaN) {
           for (int i = 0; i < 13; ++i) {
             ASSERT_EQ(got[i * bytes_of(dtype)], got[0]) << "lane " << i;
           }
-          expect_near(load(got.data(), dtype, 12), expected, dtype, 1 + std::abs(expected));
+          const float value = load(got.data(), dtype, 12);
+          if (std::isinf(u) && !std::isfinite(expected)) {
+            // Times a gate that underflows in fp32, infinity is NaN where fp64 still has infinity.
+            ASSERT_FALSE(std::isfinite(value)) << to_string(kind) << " of " << g << ", " << u;
+            continue;
+          }
+          expect_near(value, expected, dtype, 1 + std::abs(expected));
           if (HasFatalFailure()) {
             FAIL() << to_string(kind) << " " << to_string(dtype) << " of " << g << ", " << u;
           }

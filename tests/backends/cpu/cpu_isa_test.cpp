@@ -1,0 +1,217 @@
+// Which instruction set and how many threads: names, limits, the environment, affinity, cgroups.
+#include "backends/cpu/cpu_isa.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fusedmoe/error.h"
+
+namespace fusedmoe::cpu {
+namespace {
+
+// FUSEDMOE_ISA for the length of a test.
+class IsaEnvironment {
+ public:
+  explicit IsaEnvironment(const char* value) {
+    const char* before = std::getenv(kName);
+    if (before != nullptr) before_ = before;
+    if (value != nullptr) {
+      ::setenv(kName, value, 1);
+    } else {
+      ::unsetenv(kName);
+    }
+  }
+  IsaEnvironment(const IsaEnvironment&) = delete;
+  IsaEnvironment& operator=(const IsaEnvironment&) = delete;
+  ~IsaEnvironment() {
+    if (before_) {
+      ::setenv(kName, before_->c_str(), 1);
+    } else {
+      ::unsetenv(kName);
+    }
+  }
+
+ private:
+  static constexpr const char* kName = "FUSEDMOE_ISA";
+  std::optional<std::string> before_;
+};
+
+CpuIsa best_up_to(CpuIsa top) {
+  CpuIsa best = CpuIsa::scalar;
+  for (const CpuIsa isa : all_isas()) {
+    if (isa <= top && is_available(isa)) best = isa;
+  }
+  return best;
+}
+
+TEST(CpuIsaTest, NamesAreUniqueAndInOrderOfPreference) {
+  std::set<std::string> names;
+  for (std::size_t i = 0; i < all_isas().size(); ++i) {
+    EXPECT_TRUE(names.insert(to_string(all_isas()[i])).second);
+    EXPECT_TRUE(i == 0 || all_isas()[i - 1] < all_isas()[i]);
+  }
+  EXPECT_STREQ(to_string(CpuIsa::scalar), "scalar");
+  EXPECT_STREQ(to_string(CpuIsa::avx2_fma), "avx2");
+  EXPECT_EQ(all_isas().front(), CpuIsa::scalar);
+  EXPECT_TRUE(is_available(CpuIsa::scalar));
+}
+
+TEST(CpuIsaTest, AvailabilityIsWhatTheSystemSays) {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  std::string flags;
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (line.rfind("flags", 0) == 0) flags = line + " ";
+  }
+  if (flags.empty()) GTEST_SKIP() << "no flags in /proc/cpuinfo";
+  const auto has = [&](const char* flag) {
+    return flags.find(std::string(" ") + flag + " ") != std::string::npos;
+  };
+  EXPECT_EQ(is_available(CpuIsa::avx2_fma), has("avx2") && has("fma") && has("f16c"));
+}
+
+TEST(CpuIsaTest, LimitAndEnvironmentBothCap) {
+  for (const CpuIsa limit : all_isas()) {
+    {
+      const IsaEnvironment none(nullptr);
+      EXPECT_EQ(choose_isa(to_string(limit)), best_up_to(limit));
+      EXPECT_EQ(choose_isa(""), best_up_to(all_isas().back()));
+    }
+    const IsaEnvironment environment(to_string(limit));
+    EXPECT_EQ(choose_isa(""), best_up_to(limit));
+    for (const CpuIsa other : all_isas()) {
+      EXPECT_EQ(choose_isa(to_string(other)), best_up_to(std::min(limit, other)));
+    }
+  }
+  const IsaEnvironment empty("");
+  EXPECT_EQ(choose_isa(""), best_up_to(all_isas().back()));
+}
+
+std::string refusal_of(const std::string& limit) {
+  try {
+    choose_isa(limit);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(CpuIsaTest, UnknownNamesAreRefused) {
+  const IsaEnvironment none(nullptr);
+  for (const std::string name : {"avx3", "AVX2", "avx2_fma", " scalar", "avx2 ", "0"}) {
+    EXPECT_EQ(refusal_of(name),
+              "options.isa: expected one of scalar, avx2, got '" + name + "'; name one of these");
+    const IsaEnvironment environment(name.c_str());
+    EXPECT_EQ(refusal_of(""),
+              "FUSEDMOE_ISA: expected one of scalar, avx2, got '" + name + "'; name one of these");
+  }
+}
+
+// A process pinned to one CPU (here: one thread, whose mask is what counts) gets one thread.
+TEST(AvailableThreads, FollowTheAffinityMask) {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
+  const int quota = quota_threads("");
+  const int cpus = CPU_COUNT(&all);
+  EXPECT_EQ(available_threads(), quota > 0 ? std::min(quota, cpus) : cpus);
+  int threads = 0;
+  std::string reason;
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &all)) ++cpu;
+    CPU_SET(cpu, &one);
+    if (sched_setaffinity(0, sizeof one, &one) != 0) return;
+    threads = available_threads();
+    reason = thread_limit_reason();
+  }).join();
+  if (threads == 0) GTEST_SKIP() << "the system lets no thread change its affinity";
+  EXPECT_EQ(threads, 1);
+  EXPECT_EQ(reason, "affinity mask of 1 CPUs");
+}
+
+// A copy of the files that tell a process its cgroups.
+class Cgroups {
+ public:
+  explicit Cgroups(const std::string& groups) {
+    std::string name = (std::filesystem::temp_directory_path() / "fusedmoe-XXXXXX").string();
+    root_ = ::mkdtemp(name.data());
+    write("/proc/self/cgroup", groups);
+  }
+  Cgroups(const Cgroups&) = delete;
+  Cgroups& operator=(const Cgroups&) = delete;
+  ~Cgroups() { std::filesystem::remove_all(root_); }
+  Cgroups& write(const std::string& file, const std::string& content) {
+    std::filesystem::create_directories(std::filesystem::path(root_ + file).parent_path());
+    std::ofstream(root_ + file) << content;
+    return *this;
+  }
+  int threads() const { return quota_threads(root_); }
+
+ private:
+  std::string root_;
+};
+
+TEST(QuotaThreads, CgroupV2) {
+  EXPECT_EQ(Cgroups("0::/\n").threads(), 0);
+  EXPECT_EQ(Cgroups("").write("/sys/fs/cgroup/cpu.max", "400000 100000\n").threads(), 4);
+  EXPECT_EQ(Cgroups("0::/\n").write("/sys/fs/cgroup/cpu.max", "max 100000\n").threads(), 0);
+  EXPECT_EQ(Cgroups("0::/\n").write("/sys/fs/cgroup/cpu.max", "150000 100000\n").threads(), 2);
+  EXPECT_EQ(Cgroups("0::/\n").write("/sys/fs/cgroup/cpu.max", "1000 100000\n").threads(), 1);
+  for (const char* broken : {"", "\n", "400000", "x y\n", "400000 0\n", "-1 100000\n"}) {
+    EXPECT_EQ(Cgroups("0::/\n").write("/sys/fs/cgroup/cpu.max", broken).threads(), 0) << broken;
+  }
+  EXPECT_EQ(Cgroups("0::/\n").write("/sys/fs/cgroup/cpu.max", "9e300 1\n").threads(), 1000000);
+}
+
+TEST(QuotaThreads, TheTightestOfNestedGroups) {
+  Cgroups groups("12:cpuset:/x\n0::/pods/pod1/c\n");
+  groups.write("/sys/fs/cgroup/pods/pod1/c/cpu.max", "max 100000\n");
+  EXPECT_EQ(groups.threads(), 0);
+  groups.write("/sys/fs/cgroup/cpu.max", "1600000 100000\n");
+  EXPECT_EQ(groups.threads(), 16);
+  groups.write("/sys/fs/cgroup/pods/cpu.max", "300000 50000\n");
+  EXPECT_EQ(groups.threads(), 6);
+  groups.write("/sys/fs/cgroup/pods/pod1/c/cpu.max", "700000 100000\n");
+  EXPECT_EQ(groups.threads(), 6);
+  groups.write("/sys/fs/cgroup/pods/pod1/cpu.max", "200000 100000\n");
+  EXPECT_EQ(groups.threads(), 2);
+  groups.write("/sys/fs/cgroup/pods/pod2/cpu.max", "100000 100000\n");  // another's
+  EXPECT_EQ(groups.threads(), 2);
+}
+
+TEST(QuotaThreads, CgroupV1) {
+  const auto quota = [](Cgroups& groups, const std::string& folder, const std::string& cpus) {
+    groups.write("/sys/fs/cgroup/cpu" + folder + "/cpu.cfs_quota_us", cpus + "\n");
+    groups.write("/sys/fs/cgroup/cpu" + folder + "/cpu.cfs_period_us", "100000\n");
+  };
+  // In a container the group's own folder is the mount, whatever the path says.
+  Cgroups container("9:memory:/\n3:cpu,cpuacct:/docker/abc\n2:cpuset:/\n0::/\n");
+  EXPECT_EQ(container.threads(), 0);
+  quota(container, "", "-1");
+  EXPECT_EQ(container.threads(), 0);
+  quota(container, "", "350000");
+  EXPECT_EQ(container.threads(), 4);
+  // On a host it is below the mount.
+  Cgroups host("3:cpuacct,cpu:/slurm/job\n2:cpuset:/slurm\n");
+  quota(host, "", "-1");
+  quota(host, "/slurm", "800000");
+  EXPECT_EQ(host.threads(), 8);
+  quota(host, "/slurm/job", "200000");
+  EXPECT_EQ(host.threads(), 2);
+}
+
+}  // namespace
+}  // namespace fusedmoe::cpu
