@@ -117,8 +117,7 @@ void check_tensor(const std::string& name, const WeightTensor& tensor, std::int6
   const bool nk = tensor.layout == WeightLayout::nk;
   const std::int64_t row = nk ? inputs : outputs;
   const std::int64_t rows = nk ? outputs : inputs;
-  if (tensor.row_stride != 0 &&
-      (tensor.row_stride < row || !in_memory(rows, tensor.row_stride))) {
+  if (tensor.row_stride != 0 && (tensor.row_stride < row || !in_memory(rows, tensor.row_stride))) {
     refuse(name + ".row_stride", "0 or at least " + std::to_string(row) + ", within memory",
            std::to_string(tensor.row_stride), "rows must not overlap");
   }

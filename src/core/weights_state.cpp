@@ -118,8 +118,7 @@ WeightsState::Lease::Lease(WeightsState& state,
 }
 
 void WeightsState::update(RefreshWait wait, const ExpertWeights* kept,
-                          const std::function<void()>& write,
-                          const std::function<bool()>& needed) {
+                          const std::function<void()>& write, const std::function<bool()>& needed) {
   if (!gate_.close(wait)) {
     throw Error(ErrorCode::busy,
                 "refresh: expected no running apply, got some; pass RefreshWait::wait, or call it "

@@ -96,7 +96,7 @@ double activate(const MoeConfig& config, double gate, double up) {
   return result;
 }
 
-// As add_expert, with norms for sums; output holds squares.
+// As add_expert, with norms for sums.
 void add_expert_scale(const MoeConfig& config, const Expert& expert, double router,
                       const std::vector<double>& x, double* output) {
   const double input_weight = config.apply_router_weight_on_input ? router : 1.0;
@@ -112,8 +112,8 @@ void add_expert_scale(const MoeConfig& config, const Expert& expert, double rout
     act[i] = activate(config, projected[0], projected[1]);
   }
   for (std::int64_t h = 0; h < config.hidden_size; ++h) {
-    const double size = norm(&expert.w2[h * config.intermediate_size], act, 1.0, expert.b2[h]);
-    output[h] += output_weight * output_weight * size * size;
+    output[h] += std::abs(output_weight) *
+                 norm(&expert.w2[h * config.intermediate_size], act, 1.0, expert.b2[h]);
   }
 }
 
@@ -144,26 +144,30 @@ std::int64_t load_id(const ConstMatrixView& ids, std::int64_t t, std::int64_t k)
   return static_cast<const std::int64_t*>(ids.data)[index];
 }
 
-using AddExpert = void(const MoeConfig&, const Expert&, double, const std::vector<double>&,
-                       double*);
-
+// add: adds a slot's result to those of the same token and expert; join: adds those of experts.
+template <class Add, class Join>
 std::vector<double> sum_experts(const MoeConfig& config, const ExpertWeights& weights,
                                 const ConstMatrixView& hidden, const ConstMatrixView& topk_weights,
                                 const ConstMatrixView& topk_ids,
-                                std::span<const std::int32_t> expert_map, AddExpert* add) {
+                                std::span<const std::int32_t> expert_map, const Add& add,
+                                const Join& join) {
   std::vector<double> output(hidden.rows * config.hidden_size, 0.0);
   std::vector<double> x(config.hidden_size);
   const std::int64_t num_local = weights.w13.experts;
   for (std::int64_t local = 0; local < num_local; ++local) {
     Expert expert;  // decoded at its first use, one at a time
     for (std::int64_t t = 0; t < hidden.rows; ++t) {
+      std::vector<double> sum;  // [hidden_size], of this expert
       for (std::int64_t k = 0; k < config.top_k; ++k) {
         const std::int64_t id = load_id(topk_ids, t, k);
         if (id < 0 || (expert_map.empty() ? id : expert_map[id]) != local) continue;
         if (expert.w2.empty()) expert = decode(config, weights, local);
         for (std::int64_t h = 0; h < config.hidden_size; ++h) x[h] = element(hidden, t, h);
-        add(config, expert, element(topk_weights, t, k), x, &output[t * config.hidden_size]);
+        sum.resize(config.hidden_size);
+        add(config, expert, element(topk_weights, t, k), x, sum.data());
       }
+      double* const row = output.data() + t * config.hidden_size;
+      for (std::size_t h = 0; h < sum.size(); ++h) row[h] = join(row[h], sum[h]);
     }
   }
   return output;
@@ -180,7 +184,8 @@ std::vector<double> reference_moe(const MoeConfig& config, const ExpertWeights& 
                                   const ConstMatrixView& topk_weights,
                                   const ConstMatrixView& topk_ids,
                                   std::span<const std::int32_t> expert_map) {
-  return sum_experts(config, weights, hidden, topk_weights, topk_ids, expert_map, &add_expert);
+  return sum_experts(config, weights, hidden, topk_weights, topk_ids, expert_map, &add_expert,
+                     [](double a, double b) { return a + b; });
 }
 
 std::vector<double> reference_scale(const MoeConfig& config, const ExpertWeights& weights,
@@ -188,10 +193,8 @@ std::vector<double> reference_scale(const MoeConfig& config, const ExpertWeights
                                     const ConstMatrixView& topk_weights,
                                     const ConstMatrixView& topk_ids,
                                     std::span<const std::int32_t> expert_map) {
-  std::vector<double> squares =
-      sum_experts(config, weights, hidden, topk_weights, topk_ids, expert_map, &add_expert_scale);
-  for (double& value : squares) value = std::sqrt(value);
-  return squares;
+  return sum_experts(config, weights, hidden, topk_weights, topk_ids, expert_map, &add_expert_scale,
+                     [](double a, double b) { return std::hypot(a, b); });
 }
 
 }  // namespace fusedmoe

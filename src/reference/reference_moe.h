@@ -23,9 +23,10 @@ std::vector<double> reference_moe(const MoeConfig& config, const ExpertWeights& 
                                   const ConstMatrixView& topk_ids,      // [num_tokens, top_k]
                                   std::span<const std::int32_t> expert_map = {});
 
-// How large each element of reference_moe is where nothing cancels: sums of squares instead of
-// sums, all the way. [num_tokens, hidden_size]. For layers of a few elements, whose result may
-// happen to be almost zero; everywhere else it has about the size of the result.
+// How large each element of reference_moe is where nothing cancels: roots of sums of squares
+// instead of sums, all the way, but for an id that a token has twice. [num_tokens, hidden_size].
+// For layers of a few elements, whose result may happen to be almost zero; elsewhere it has about
+// its size.
 std::vector<double> reference_scale(const MoeConfig& config, const ExpertWeights& weights,
                                     const ConstMatrixView& hidden,
                                     const ConstMatrixView& topk_weights,

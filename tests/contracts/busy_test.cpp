@@ -51,8 +51,8 @@ TEST(ContractBusy, M4_SecondUseOfAWorkspaceIsRefused) {
   const std::int64_t bytes = plan.workspace_size(kTokens).bytes;
   Scratch arena(3 * bytes);
   const auto at = [&](std::int64_t offset, std::int64_t size) {
-    return Workspace(arena.span().subspan(static_cast<std::size_t>(offset),
-                                          static_cast<std::size_t>(size)));
+    return Workspace(
+        arena.span().subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(size)));
   };
   const FusedMoe::TwoSpans two = plan.workspace_sizes_13_2(kTokens);
   Scratch apart13(two.workspace13.bytes), apart2(two.workspace2.bytes);
@@ -65,11 +65,11 @@ TEST(ContractBusy, M4_SecondUseOfAWorkspaceIsRefused) {
                      "give each concurrent call its own workspace"});
     EXPECT_TRUE(untouched(second));
   };
-  refused(plan, at(bytes, bytes));           // the same
-  refused(other_plan, at(bytes, bytes));     // the same, by another plan
-  refused(plan, at(bytes - 64, bytes));      // its head
-  refused(plan, at(2 * bytes - 64, bytes));  // its tail
-  refused(plan, at(0, 3 * bytes));           // around it
+  refused(plan, at(bytes, bytes));                                 // the same
+  refused(other_plan, at(bytes, bytes));                           // the same, by another plan
+  refused(plan, at(bytes - 64, bytes));                            // its head
+  refused(plan, at(2 * bytes - 64, bytes));                        // its tail
+  refused(plan, at(0, 3 * bytes));                                 // around it
   refused(plan, at(bytes + 64, plan.min_workspace_size().bytes));  // inside it
   refused(plan, {apart13.span(), at(bytes, bytes).workspace2});
   refused(plan, {at(bytes, bytes).workspace2, apart2.span()});
@@ -139,9 +139,8 @@ TEST(ContractBusy, M4_ManyCallsAtOnce) {
     scratch.emplace_back(plan.workspace_size(kTokens).bytes);
   }
   const auto spans = [&](Scratch& memory) {
-    return Workspace(
-        memory.span().first(static_cast<std::size_t>(two.workspace13.bytes)),
-        memory.span().subspan(static_cast<std::size_t>(two.workspace13.bytes)));
+    return Workspace(memory.span().first(static_cast<std::size_t>(two.workspace13.bytes)),
+                     memory.span().subspan(static_cast<std::size_t>(two.workspace13.bytes)));
   };
   std::vector<std::unique_ptr<RunningCall>> running;
   for (std::size_t i = 0; i < kCalls; ++i) {

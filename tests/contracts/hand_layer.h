@@ -30,10 +30,16 @@ class HandLayer {
         w2_.push_back(value[static_cast<std::size_t>(h)]);
       }
     }
-    weights.w13 = {.data = w13_.data(), .format = format, .experts = num_experts_, .outputs = 1,
+    weights.w13 = {.data = w13_.data(),
+                   .format = format,
+                   .experts = num_experts_,
+                   .outputs = 1,
                    .inputs = config.hidden_size};
-    weights.w2 = {.data = w2_.data(), .format = format, .experts = num_experts_,
-                  .outputs = config.hidden_size, .inputs = 1};
+    weights.w2 = {.data = w2_.data(),
+                  .format = format,
+                  .experts = num_experts_,
+                  .outputs = config.hidden_size,
+                  .inputs = 1};
   }
   HandLayer(const HandLayer&) = delete;
   HandLayer& operator=(const HandLayer&) = delete;

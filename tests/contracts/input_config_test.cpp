@@ -35,8 +35,8 @@ void expect_refused(const Request& good, const std::vector<Case>& cases) {
     c.spoil(bad);
     const Support support = FusedMoe::supports(bad.config, bad.weights, bad.options);
     EXPECT_FALSE(support.ok);
-    const std::string message = error_of(
-        c.code, [&] { (void)FusedMoe::create(bad.config, bad.weights, bad.options); });
+    const std::string message =
+        error_of(c.code, [&] { (void)FusedMoe::create(bad.config, bad.weights, bad.options); });
     EXPECT_EQ(message, support.reason);
     expect_contains(message, {c.argument, "expected ", std::string("got ") + c.got, "; "});
     EXPECT_LT(message.find(c.argument), message.find("expected"));
@@ -80,8 +80,8 @@ TEST(ContractInput, I1_I5_ConfigFieldsAreRefusedByName) {
          [](MoeConfig& c) { c.gate_up_order = bad_enum<GateUpOrder>(); });
   config("config.activation.kind", "200",
          [](MoeConfig& c) { c.activation.kind = bad_enum<Activation>(); });
-  for (const auto& [got, value] : {std::pair<const char*, float>{"nan", kNan},
-                                   {"0.000000", 0.0F}, {"-1.000000", -1.0F}}) {
+  for (const auto& [got, value] :
+       {std::pair<const char*, float>{"nan", kNan}, {"0.000000", 0.0F}, {"-1.000000", -1.0F}}) {
     for (const Activation kind : {Activation::swigluoai, Activation::swiglustep}) {
       config("config.activation.limit", got, [kind, value = value](MoeConfig& c) {
         c.activation = {.kind = kind, .limit = value};
@@ -92,12 +92,10 @@ TEST(ContractInput, I1_I5_ConfigFieldsAreRefusedByName) {
     });
     config("config.clamp_limit", got, [value = value](MoeConfig& c) { c.clamp_limit = value; });
   }
-  config("config.activation.alpha", "nan", [](MoeConfig& c) {
-    c.activation = {.kind = Activation::swigluoai, .alpha = kNan};
-  });
-  config("config.activation.beta", "inf", [](MoeConfig& c) {
-    c.activation = {.kind = Activation::situ, .beta = kInf};
-  });
+  config("config.activation.alpha", "nan",
+         [](MoeConfig& c) { c.activation = {.kind = Activation::swigluoai, .alpha = kNan}; });
+  config("config.activation.beta", "inf",
+         [](MoeConfig& c) { c.activation = {.kind = Activation::situ, .beta = kInf}; });
   config("config.activation.linear_beta", "-2.0", [](MoeConfig& c) {
     c.activation = {.kind = Activation::situ, .beta = 1, .linear_beta = -2};
   });
@@ -117,8 +115,9 @@ TEST(ContractInput, I5_OptionsAreRefusedByName) {
     cases.push_back({name, got, [set](Request& r) { set(r.options); }, code});
   };
   options("options.mode", "200", [](PlanOptions& o) { o.mode = bad_enum<ComputeMode>(); });
-  options("options.mode", "a8", [](PlanOptions& o) { o.mode = ComputeMode::a8; },
-          ErrorCode::unsupported);
+  options(
+      "options.mode", "a8", [](PlanOptions& o) { o.mode = ComputeMode::a8; },
+      ErrorCode::unsupported);
   options("options.isa", "'avx9000'", [](PlanOptions& o) { o.isa = "avx9000"; });
   options("options.max_threads", "-1", [](PlanOptions& o) { o.max_threads = -1; });
   options("options.max_threads", "4097", [](PlanOptions& o) { o.max_threads = 4097; });
@@ -137,9 +136,7 @@ TEST(ContractInput, I5_OptionsAreRefusedByName) {
   });
   static std::byte room[64];
   options("options.storage", "64 bytes", [](PlanOptions& o) { o.storage = room; });
-  options("options.storage", "0", [](PlanOptions& o) {
-    o.weight_storage = WeightStorage::caller;
-  });
+  options("options.storage", "0", [](PlanOptions& o) { o.weight_storage = WeightStorage::caller; });
   options("options.storage", "64", [](PlanOptions& o) {
     o.weight_storage = WeightStorage::caller;
     o.storage = room;
@@ -148,9 +145,8 @@ TEST(ContractInput, I5_OptionsAreRefusedByName) {
   for (const Device& device : {Device::cuda(), Device::xpu(1)}) {
     const Support support =
         FusedMoe::supports(layer.config, layer.weights.view(), {.device = device});
-    const std::string message = error_of(ErrorCode::unsupported, [&] {
-      (void)layer.plan({.device = device});
-    });
+    const std::string message =
+        error_of(ErrorCode::unsupported, [&] { (void)layer.plan({.device = device}); });
     EXPECT_EQ(message, support.reason);
     expect_contains(message, {"device", to_string(device), "not"});
   }
@@ -173,8 +169,8 @@ TEST(ContractInput, I5_WeightsAreRefusedByName) {
                          std::function<void(WeightTensor&)> set,
                          ErrorCode code = ErrorCode::invalid_argument) {
       names.push_back(t.name + suffix);
-      cases.push_back({names.back().c_str(), got,
-                       [set, field](Request& r) { set(r.weights.*field); }, code});
+      cases.push_back(
+          {names.back().c_str(), got, [set, field](Request& r) { set(r.weights.*field); }, code});
     };
     add("", "[6,", [](WeightTensor& w) { w.experts = 6; });
     add("", "[7,", [](WeightTensor& w) { w.outputs += 1; });
@@ -182,7 +178,8 @@ TEST(ContractInput, I5_WeightsAreRefusedByName) {
     add("", "[7,", [](WeightTensor& w) { std::swap(w.inputs, w.outputs); });
     add("", "a null pointer", [](WeightTensor& w) { w.data = nullptr; });
     add(".format", "200", [](WeightTensor& w) { w.format = bad_enum<WeightFormat>(); });
-    add(".format", "nvfp4", [](WeightTensor& w) { w.format = WeightFormat::nvfp4; },
+    add(
+        ".format", "nvfp4", [](WeightTensor& w) { w.format = WeightFormat::nvfp4; },
         ErrorCode::unsupported);
     add(".layout", "200", [](WeightTensor& w) { w.layout = bad_enum<WeightLayout>(); });
     add(".row_stride", "3", [](WeightTensor& w) { w.row_stride = 3; });
@@ -213,9 +210,10 @@ TEST(ContractInput, I5_WeightsAreRefusedByName) {
   MoeConfig plain = layer.config;
   plain.activation.kind = Activation::relu2;
   const Layer relu2(plain);
-  expect_refused({plain, relu2.weights.view(), {}},
-                 {{"weights.w13_up", "a tensor", [](Request& r) { r.weights.w13_up = r.weights.w13; }},
-                  {"weights.w13", "[7, 154, 131]", [](Request& r) { r.weights.w13.outputs = 154; }}});
+  expect_refused(
+      {plain, relu2.weights.view(), {}},
+      {{"weights.w13_up", "a tensor", [](Request& r) { r.weights.w13_up = r.weights.w13; }},
+       {"weights.w13", "[7, 154, 131]", [](Request& r) { r.weights.w13.outputs = 154; }}});
   // A source yields views one expert at a time: they are held to the same.
   ExpertWeights source = layer.weights.as_source();
   const auto slice_of = source.source;
@@ -224,23 +222,23 @@ TEST(ContractInput, I5_WeightsAreRefusedByName) {
     if (expert == 4) one.w2.inputs = 76;
     return one;
   };
-  expect_contains(error_of(ErrorCode::invalid_argument,
-                           [&] { (void)FusedMoe::create(layer.config, source); }),
-                  {"weights.w2", "expected [1, 131, 77]", "got [1, 131, 76]"});
+  expect_contains(
+      error_of(ErrorCode::invalid_argument, [&] { (void)FusedMoe::create(layer.config, source); }),
+      {"weights.w2", "expected [1, 131, 77]", "got [1, 131, 76]"});
   source.source = [](std::int64_t) { return ExpertWeights{}; };
-  expect_contains(error_of(ErrorCode::invalid_argument,
-                           [&] { (void)FusedMoe::create(layer.config, source); }),
-                  {"weights.w13", "[0, 0, 0]"});
+  expect_contains(
+      error_of(ErrorCode::invalid_argument, [&] { (void)FusedMoe::create(layer.config, source); }),
+      {"weights.w13", "[0, 0, 0]"});
   source.source = [&](std::int64_t) {  // another source instead of views
     ExpertWeights one = layer.weights.as_source();
     one.w13.experts = one.w2.experts = one.w13_bias.experts = one.w2_bias.experts = 1;
     return one;
   };
-  expect_contains(error_of(ErrorCode::invalid_argument,
-                           [&] { (void)FusedMoe::create(layer.config, source); }),
-                  {"weights.w13", "a null pointer"});
-  EXPECT_FALSE(FusedMoe::supports(layer.config, source, {.weight_storage = WeightStorage::borrowed})
-                   .ok);
+  expect_contains(
+      error_of(ErrorCode::invalid_argument, [&] { (void)FusedMoe::create(layer.config, source); }),
+      {"weights.w13", "a null pointer"});
+  EXPECT_FALSE(
+      FusedMoe::supports(layer.config, source, {.weight_storage = WeightStorage::borrowed}).ok);
 }
 
 }  // namespace

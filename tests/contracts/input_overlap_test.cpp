@@ -157,10 +157,10 @@ TEST(ContractInput, I4_ColumnSlicesOfOneBufferAreAllowed) {
   constexpr std::int64_t kStride = 300;
   std::vector<std::uint16_t> both(15 * kStride, 0xffff);
   for (std::int64_t t = 0; t < 15; ++t) {
-    std::memcpy(&both[static_cast<std::size_t>(t * kStride)],
-                static_cast<const std::byte*>(input.hidden().data) +
-                    t * input.hidden().row_stride * 2,
-                131 * 2);
+    std::memcpy(
+        &both[static_cast<std::size_t>(t * kStride)],
+        static_cast<const std::byte*>(input.hidden().data) + t * input.hidden().row_stride * 2,
+        131 * 2);
   }
   const ConstMatrixView hidden(both.data(), DType::bf16, 15, 131, kStride);
   const auto apply_at = [&](std::int64_t column) {
@@ -172,7 +172,7 @@ TEST(ContractInput, I4_ColumnSlicesOfOneBufferAreAllowed) {
     EXPECT_EQ(std::memcmp(&both[t * kStride + 131], expected.data() + t * 262, 262), 0);
     EXPECT_EQ(both[t * kStride + 262], 0xffff);
   }
-  error_of(ErrorCode::invalid_argument, [&] { apply_at(130); });  // one column in common
+  error_of(ErrorCode::invalid_argument, [&] { apply_at(130); });            // one column in common
   error_of(ErrorCode::invalid_argument, [&] { apply_at(kStride - 130); });  // wraps into hidden
 }
 

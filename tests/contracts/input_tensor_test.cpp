@@ -79,21 +79,22 @@ TEST_F(ContractInputCall, I6_EveryFieldOfEveryTensor) {
   refuse([](Call& c) { c.hidden.rows = -1; }, {"hidden", "-1"});
   refuse([](Call& c) { c.hidden.rows = 0; }, {"num_tokens=0"});
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
-  refuse([](Call& c) { c.hidden.rows = c.output.rows = c.topk_ids.rows = c.topk_weights.rows =
-                           kHuge; },
-         {"hidden", std::to_string(kHuge)});
+  refuse(
+      [](Call& c) {
+        c.hidden.rows = c.output.rows = c.topk_ids.rows = c.topk_weights.rows = kHuge;
+      },
+      {"hidden", std::to_string(kHuge)});
 }
 
 TEST_F(ContractInputCall, I6_TheExampleOfTheDesign) {
   // topk_ids: expected int32 or int64 [num_tokens=17, top_k=3], got int16 [17, 3]; cast it
   Call call = call_of(input_);
   call.topk_ids.dtype = DType::i16;
-  EXPECT_EQ(error_of(ErrorCode::invalid_argument,
-                     [&] {
-                       plan_.apply(call.output, call.hidden, call.topk_weights, call.topk_ids);
-                     }),
-            "topk_ids: expected int32 or int64 [num_tokens=17, top_k=3], got int16 [17, 3]; "
-            "cast it");
+  EXPECT_EQ(
+      error_of(ErrorCode::invalid_argument,
+               [&] { plan_.apply(call.output, call.hidden, call.topk_weights, call.topk_ids); }),
+      "topk_ids: expected int32 or int64 [num_tokens=17, top_k=3], got int16 [17, 3]; "
+      "cast it");
 }
 
 TEST_F(ContractInputCall, I6_ContextOfTheCall) {
@@ -126,9 +127,11 @@ TEST(ContractInput, I2_B023_IdsOutOfRangeNameRowAndValue) {
       const FusedMoe plan =
           layer.plan({.expert_map = mapped ? ExpertMap::linear(1, 2) : ExpertMap()});
       const std::int64_t huge = ids == DType::i64 ? std::int64_t{1} << 40 : 1073741824;
-      for (const auto& [row, k, id] :
-           {std::tuple<int, int, std::int64_t>{1, 0, huge}, {2, 0, 4}, {3, 0, -7}, {3, 1, -2},
-            {0, 1, std::numeric_limits<std::int32_t>::min()}}) {
+      for (const auto& [row, k, id] : {std::tuple<int, int, std::int64_t>{1, 0, huge},
+                                       {2, 0, 4},
+                                       {3, 0, -7},
+                                       {3, 1, -2},
+                                       {0, 1, std::numeric_limits<std::int32_t>::min()}}) {
         RandomInput input(config, {.num_tokens = 4, .ids_dtype = ids}, 7);
         input.set_id(row, k, id);
         expect_contains(error_of(ErrorCode::invalid_argument, [&] { run_exact(plan, input); }),
@@ -190,7 +193,8 @@ TEST(ContractInput, B116_OneElementOffAnyBoundaryIsFineOneByteIsNot) {
                         {.num_tokens = 11, .ids_dtype = ids, .topk_weights_dtype = dtype}, 5);
       const Bytes expected = run_exact(plan, input);
       const auto dense = [](const ConstMatrixView& v, Scratch& to) {
-        const auto bytes = static_cast<std::size_t>(v.rows * v.columns * bytes_per_element(v.dtype));
+        const auto bytes =
+            static_cast<std::size_t>(v.rows * v.columns * bytes_per_element(v.dtype));
         std::memcpy(to.span().data(), v.data, bytes);
         return ConstMatrixView(to.span().data(), v.dtype, v.rows, v.columns);
       };
@@ -224,9 +228,13 @@ TEST(ContractInput, B116_OneElementOffAnyBoundaryIsFineOneByteIsNot) {
 
 TEST(ContractInput, I3_AnySizesWork) {
   // No multiples, no list: small primes, ones, and more choices than a vector is wide.
-  for (const auto& [h, i, e, k] :
-       {std::tuple<int, int, int, int>{1, 1, 1, 1}, {1, 2, 3, 3}, {2, 1, 5, 1}, {17, 31, 19, 19},
-        {97, 3, 2, 1}, {3, 97, 13, 7}, {129, 65, 33, 11}}) {
+  for (const auto& [h, i, e, k] : {std::tuple<int, int, int, int>{1, 1, 1, 1},
+                                   {1, 2, 3, 3},
+                                   {2, 1, 5, 1},
+                                   {17, 31, 19, 19},
+                                   {97, 3, 2, 1},
+                                   {3, 97, 13, 7},
+                                   {129, 65, 33, 11}}) {
     MoeConfig config;
     config.hidden_size = h;
     config.intermediate_size = i;

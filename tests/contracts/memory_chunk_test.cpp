@@ -80,7 +80,9 @@ TEST(ContractMemory, M3_BelowTheMinimumThrowsWithNeedAndHave) {
     Scratch first(two.workspace13.bytes - (which == 0 ? 1 : 0));
     Scratch second(two.workspace2.bytes - (which == 1 ? 1 : 0));
     expect_contains(error_of(ErrorCode::workspace_too_small,
-                             [&] { run(plan, input, {first.span(), second.span()}); }),
+                             [&] {
+                               run(plan, input, {first.span(), second.span()});
+                             }),
                     {"workspace", std::to_string(two.workspace13.bytes) + " + " +
                                       std::to_string(two.workspace2.bytes)});
     EXPECT_TRUE(untouched(input));
@@ -148,7 +150,9 @@ TEST(ContractMemory, M4_MisalignedBaseIsRefused) {
     EXPECT_TRUE(untouched(input));
     Scratch aligned(bytes);
     expect_contains(error_of(ErrorCode::invalid_argument,
-                             [&] { run(plan, input, {scratch.span(), aligned.span()}); }),
+                             [&] {
+                               run(plan, input, {scratch.span(), aligned.span()});
+                             }),
                     {"workspace13", "multiple of 64"});
     EXPECT_TRUE(untouched(input));
   }

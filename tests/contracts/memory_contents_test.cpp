@@ -89,11 +89,10 @@ TEST(ContractMemory, M6_CallersTensorsAreNeverModified) {
   const auto sums = [&] {
     const std::int64_t w13 = 2 * config.intermediate_size * config.hidden_size;
     const std::int64_t experts = config.num_experts;
-    return std::array{
-        checksum(weights.w13.data, 2 * experts * w13),
-        checksum(weights.w2.data, experts * w13),
-        checksum(weights.w13_bias.data, 4 * experts * 2 * config.intermediate_size),
-        checksum(weights.w2_bias.data, 4 * experts * config.hidden_size)};
+    return std::array{checksum(weights.w13.data, 2 * experts * w13),
+                      checksum(weights.w2.data, experts * w13),
+                      checksum(weights.w13_bias.data, 4 * experts * 2 * config.intermediate_size),
+                      checksum(weights.w2_bias.data, 4 * experts * config.hidden_size)};
   };
   const auto before = sums();
   RandomInput input = layer.input(33);

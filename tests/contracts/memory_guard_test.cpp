@@ -111,8 +111,7 @@ TEST_P(ContractMemoryGuard, M2_NoByteOutsideOfAnyBuffer) {
       const std::size_t row_bytes = static_cast<std::size_t>(output.columns) *
                                     static_cast<std::size_t>(bytes_per_element(output.dtype));
       for (std::int64_t t = 0; t < num_tokens; ++t) {
-        const auto* row =
-            result.data() + t * output.row_stride * bytes_per_element(output.dtype);
+        const auto* row = result.data() + t * output.row_stride * bytes_per_element(output.dtype);
         if (std::memcmp(row, expected.data() + static_cast<std::size_t>(t) * row_bytes,
                         row_bytes) != 0) {
           return false;

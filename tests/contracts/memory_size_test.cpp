@@ -10,10 +10,10 @@ namespace {
 
 // A plan of any shape without any weights: a rank that holds none of the experts.
 FusedMoe plan_without_weights(const MoeConfig& config, int threads = 1) {
-  return FusedMoe::create(config, {},
-                          {.expert_map = ExpertMap::explicit_map(
-                               std::vector<std::int32_t>(config.num_experts, -1)),
-                           .max_threads = threads});
+  return FusedMoe::create(
+      config, {},
+      {.expert_map = ExpertMap::explicit_map(std::vector<std::int32_t>(config.num_experts, -1)),
+       .max_threads = threads});
 }
 
 MoeConfig shape(std::int64_t hidden, std::int64_t inter, std::int64_t experts, std::int64_t top_k) {
@@ -56,8 +56,7 @@ TEST(ContractMemory, M4_B096_SizeIsAffineAndNeverDecreases) {
   const MoeConfig small = shape(71, 19, 256, 8);
   for (const int size : {1, 8}) {
     const Layer layer(small, 1, 256 / size);
-    expect_sound_sizes(
-        layer.plan({.expert_map = ExpertMap::linear(0, size), .max_threads = 2}), 2);
+    expect_sound_sizes(layer.plan({.expert_map = ExpertMap::linear(0, size), .max_threads = 2}), 2);
   }
 }
 
@@ -81,15 +80,13 @@ TEST(ContractMemory, M5_BytesPerTokenAreNearTheGoal) {
     const char* name;
     std::int64_t hidden, inter, experts, top_k;
   };
-  for (const Model& m : {Model{"qwen3-30b-a3b", 2048, 768, 128, 8},
-                         Model{"qwen3.6-35b-a3b", 2048, 512, 256, 8},
-                         Model{"gpt-oss-20b", 2880, 2880, 32, 4},
-                         Model{"deepseek-v3", 7168, 2048, 256, 8},
-                         Model{"mixtral-8x7b", 4096, 14336, 8, 2}}) {
+  for (const Model& m :
+       {Model{"qwen3-30b-a3b", 2048, 768, 128, 8}, Model{"qwen3.6-35b-a3b", 2048, 512, 256, 8},
+        Model{"gpt-oss-20b", 2880, 2880, 32, 4}, Model{"deepseek-v3", 7168, 2048, 256, 8},
+        Model{"mixtral-8x7b", 4096, 14336, 8, 2}}) {
     const FusedMoe plan = plan_without_weights(shape(m.hidden, m.inter, m.experts, m.top_k));
     const std::int64_t goal = 2 * m.top_k * m.inter + 4 * m.hidden;
-    const std::int64_t unfused =
-        2 * m.top_k * std::max(m.hidden + 2 * m.inter, 3 * m.inter);
+    const std::int64_t unfused = 2 * m.top_k * std::max(m.hidden + 2 * m.inter, 3 * m.inter);
     EXPECT_LE(plan.workspace_formula().per_token, goal + 16 * m.top_k + 192) << m.name;
     EXPECT_LT(plan.workspace_formula().per_token, unfused) << m.name;
   }
@@ -127,9 +124,9 @@ TEST(ContractMemory, M4_SizeDoesNotDependOnTheDataAndIsPure) {
   Scratch scratch(before);
   for (const double hot : {0.0, 1.0}) {
     for (const double skip : {0.0, 1.0}) {
-      RandomInput input(layer.config,
-                        {.num_tokens = 100, .skip_share = skip, .hot_share = hot,
-                         .repeated_ids = true}, 4);
+      RandomInput input(
+          layer.config,
+          {.num_tokens = 100, .skip_share = skip, .hot_share = hot, .repeated_ids = true}, 4);
       run(plan, input, scratch);
       expect_oracle(layer.config, layer.weights.view(), input);
     }

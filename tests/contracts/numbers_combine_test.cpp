@@ -147,8 +147,8 @@ TEST(ContractNumbers, B038_NanAndInfinityStayInTheirRows) {
     for (std::int64_t t = 0; t < 128; ++t) {
       const bool spoilt = t == 77 || t == 78;
       if (!spoilt) {
-        EXPECT_TRUE(std::equal(got.begin() + t * 262, got.begin() + (t + 1) * 262,
-                               clean.begin() + t * 262))
+        EXPECT_TRUE(
+            std::equal(got.begin() + t * 262, got.begin() + (t + 1) * 262, clean.begin() + t * 262))
             << "row " << t;
         continue;
       }

@@ -61,7 +61,8 @@ TEST(ContractNumbers, N3_ARunnerWithMoreThreadsThanThePlanIsCapped) {
 }
 
 // A batch: rows `tokens` of a large input, in that order.
-Bytes run_rows(const FusedMoe& plan, const RandomInput& all, const std::vector<std::int64_t>& rows) {
+Bytes run_rows(const FusedMoe& plan, const RandomInput& all,
+               const std::vector<std::int64_t>& rows) {
   const auto count = static_cast<std::int64_t>(rows.size());
   const auto gather = [&](const ConstMatrixView& from, Bytes& to) {
     const std::int64_t bytes = bytes_per_element(from.dtype);
@@ -75,9 +76,8 @@ Bytes run_rows(const FusedMoe& plan, const RandomInput& all, const std::vector<s
   };
   Bytes hidden, weights, ids;
   Bytes output(static_cast<std::size_t>(count * all.output().columns * 4), kDirt);
-  plan.apply({output.data(), DType::f32, count, all.output().columns},
-             gather(all.hidden(), hidden), gather(all.topk_weights(), weights),
-             gather(all.topk_ids(), ids));
+  plan.apply({output.data(), DType::f32, count, all.output().columns}, gather(all.hidden(), hidden),
+             gather(all.topk_weights(), weights), gather(all.topk_ids(), ids));
   return output;
 }
 

@@ -19,8 +19,7 @@ class ContractRefresh : public testing::TestWithParam<WeightStorage> {
   ContractRefresh() {
     options_.weight_storage = GetParam();
     if (GetParam() == WeightStorage::caller) {
-      storage_.emplace_back(
-          FusedMoe::packed_weights_size(old_.config, old_.weights.view()).bytes);
+      storage_.emplace_back(FusedMoe::packed_weights_size(old_.config, old_.weights.view()).bytes);
       options_.storage = storage_.back().span();
     }
   }
@@ -109,9 +108,9 @@ TEST_P(ContractRefresh, W4_RunningAppliesAreWaitedForOrReportedBusy) {
   Bytes got;
   std::thread applying([&] { got = run(plan, input, {}, context); });
   gate.wait_until_running();
-  expect_contains(error_of(ErrorCode::busy,
-                           [&] { plan.refresh(new_.weights.view(), RefreshWait::no_wait); }),
-                  {"refresh", "running apply", "RefreshWait::wait"});
+  expect_contains(
+      error_of(ErrorCode::busy, [&] { plan.refresh(new_.weights.view(), RefreshWait::no_wait); }),
+      {"refresh", "running apply", "RefreshWait::wait"});
   error_of(ErrorCode::busy, [&] { plan.release_weights(RefreshWait::no_wait); });
   EXPECT_EQ(plan.weights_version(), 1U);
   std::atomic<bool> refreshed{false};
@@ -213,9 +212,8 @@ TEST(ContractWeights, W7_RefreshOfSomeExperts) {
   // In the order that is given: experts 5 and 2 of `after`.
   ExpertWeights two = after.weights.view();
   two.source = [&](std::int64_t expert) { return slice(after.weights.view(), expert); };
-  for (WeightTensor* tensor : {&two.w13, &two.w2}) *tensor = {.experts = 2,
-                                                              .outputs = tensor->outputs,
-                                                              .inputs = tensor->inputs};
+  for (WeightTensor* tensor : {&two.w13, &two.w2})
+    *tensor = {.experts = 2, .outputs = tensor->outputs, .inputs = tensor->inputs};
   two.w13_bias.experts = two.w2_bias.experts = 2;
   const std::int64_t some[] = {5, 2};
   plan.refresh_experts(some, two);
@@ -237,10 +235,11 @@ TEST(ContractWeights, W7_RefreshOfSomeExperts) {
   EXPECT_EQ(run_exact(plan, input), expected);
   // Refused: ids that are not local, a stack of another length, a plan that borrows.
   for (const std::int64_t bad : {-1, 7}) {
-    expect_contains(
-        error_of(ErrorCode::invalid_argument,
-                 [&] { plan.refresh_experts({&bad, 1}, slice(after.weights.view(), 0)); }),
-        {"local_experts", "0 to 6", "got " + std::to_string(bad)});
+    expect_contains(error_of(ErrorCode::invalid_argument,
+                             [&] {
+                               plan.refresh_experts({&bad, 1}, slice(after.weights.view(), 0));
+                             }),
+                    {"local_experts", "0 to 6", "got " + std::to_string(bad)});
   }
   error_of(ErrorCode::invalid_argument,
            [&] { plan.refresh_experts(some, slice(after.weights.view(), 0)); });

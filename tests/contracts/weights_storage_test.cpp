@@ -78,8 +78,8 @@ TEST(ContractStorage, S2_BorrowedWeightsHaveNoCopyAndMayLieAnyhow) {
                                  .misalign = 2},
                                 3);
     const FusedMoe packed = FusedMoe::create(config, weights.view());
-    const FusedMoe borrowed = FusedMoe::create(config, weights.view(),
-                                               {.weight_storage = WeightStorage::borrowed});
+    const FusedMoe borrowed =
+        FusedMoe::create(config, weights.view(), {.weight_storage = WeightStorage::borrowed});
     EXPECT_EQ(borrowed.weight_bytes(), 0);
     RandomInput input(config, {.num_tokens = 23}, 4);
     const Bytes expected = run_exact(packed, input);

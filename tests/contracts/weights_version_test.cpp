@@ -127,8 +127,7 @@ TEST(ContractWeights, V5_AnAutomaticRefreshThatFailsLeavesThePlanStale) {
     if (fail && expert == 3) throw std::runtime_error("gone");
     return from(expert);
   };
-  FusedMoe plan =
-      FusedMoe::create(layer.config, weights, {.on_stale = StalePolicy::refresh});
+  FusedMoe plan = FusedMoe::create(layer.config, weights, {.on_stale = StalePolicy::refresh});
   RandomInput input = layer.input(4);
   const Bytes expected = run_exact(plan, input);
   fail = true;

@@ -1,7 +1,5 @@
 // Contract 5.1.1: apply and the routing functions allocate nothing, free nothing and start no
 // thread. Counted, not read: operator new, malloc and its kin, mmap and pthread_create.
-#include "support/allocation_counter.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,6 +7,7 @@
 #include <functional>
 #include <thread>
 
+#include "support/allocation_counter.h"
 #include "support/layer.h"
 #include "support/runners.h"
 
@@ -133,15 +132,16 @@ class StandingGang {
     view_.self = this;
     view_.num_threads = 3;
     view_.gang = true;
-    for (int i = 1; i < 3; ++i) threads_[static_cast<std::size_t>(i - 1)] = std::thread([this, i] {
-      for (int seen = 0;; ++seen) {
-        while (job_ == seen) std::this_thread::yield();
-        if (stop_) return;
-        if (i >= count_) continue;
-        body_(argument_, i);
-        --left_;
-      }
-    });
+    for (int i = 1; i < 3; ++i)
+      threads_[static_cast<std::size_t>(i - 1)] = std::thread([this, i] {
+        for (int seen = 0;; ++seen) {
+          while (job_ == seen) std::this_thread::yield();
+          if (stop_) return;
+          if (i >= count_) continue;
+          body_(argument_, i);
+          --left_;
+        }
+      });
   }
   ~StandingGang() {
     stop_ = true;

@@ -1,12 +1,11 @@
 // Contract 5.1.6: building a plan peaks at the packed weights plus one expert.
-#include "support/allocation_counter.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <memory>
 #include <optional>
 
+#include "support/allocation_counter.h"
 #include "support/layer.h"
 
 namespace fusedmoe::test {
@@ -23,10 +22,10 @@ struct Loader {
 
   ExpertWeights shapes(std::int64_t experts) const {
     ExpertWeights weights;
-    weights.w13 = {.experts = experts, .outputs = 2 * config.intermediate_size,
-                   .inputs = config.hidden_size};
-    weights.w2 = {.experts = experts, .outputs = config.hidden_size,
-                  .inputs = config.intermediate_size};
+    weights.w13 = {
+        .experts = experts, .outputs = 2 * config.intermediate_size, .inputs = config.hidden_size};
+    weights.w2 = {
+        .experts = experts, .outputs = config.hidden_size, .inputs = config.intermediate_size};
     return weights;
   }
   ExpertWeights load(std::int64_t expert) {
@@ -41,8 +40,9 @@ struct Loader {
 };
 
 TEST(ContractMemory, M6_CreatePeaksAtPackedWeightsPlusOneExpert) {
-  Loader loader{.config = {.hidden_size = 512, .intermediate_size = 352, .num_experts = kExperts,
-                           .top_k = 2}};
+  Loader loader{
+      .config = {
+          .hidden_size = 512, .intermediate_size = 352, .num_experts = kExperts, .top_k = 2}};
   ExpertWeights weights = loader.shapes(kExperts);
   weights.source = [&](std::int64_t expert) { return loader.load(expert); };
   const std::int64_t packed = FusedMoe::packed_weights_size(loader.config, weights).bytes;

@@ -25,9 +25,9 @@ namespace fusedmoe::test::allocation {
 
 inline std::atomic<bool> counting{false};
 inline std::atomic<long> news{0}, deletes{0}, mallocs{0}, frees{0}, maps{0}, threads{0};
-inline std::atomic<long> live_bytes{0}, peak_bytes{0};      // by operator new
-inline std::atomic<long> mapped_bytes{0};                   // by mmap
-inline std::atomic<long> until_failure{-1};                 // operator new; negative: never
+inline std::atomic<long> live_bytes{0}, peak_bytes{0};  // by operator new
+inline std::atomic<long> mapped_bytes{0};               // by mmap
+inline std::atomic<long> until_failure{-1};             // operator new; negative: never
 inline std::atomic<bool> failed{false};
 
 inline void note(std::atomic<long>& counter) {

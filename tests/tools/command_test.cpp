@@ -41,9 +41,9 @@ TEST(Command, WrongUsageIsTwoAndSaysSoOnStderrOnly) {
 TEST(Command, AMissingDeviceIsThreeAndAnUnknownOneIsTwo) {
   const std::string path = golden("mixtral_bf16");
   bool some_missing = false;
-  const CommandResult info = run_command("info --json");
-  ASSERT_EQ(info.rows().size(), 1U);
-  for (const auto& device : info.rows()[0].at("devices")) {
+  const auto info = run_command("info --json").rows();
+  ASSERT_EQ(info.size(), 1U);
+  for (const auto& device : info[0].at("devices")) {
     if (device.at("available").get<bool>()) continue;
     some_missing = true;
     const std::string name = device.at("name");
@@ -64,6 +64,7 @@ TEST(Command, AFullDiskIsNoticedAndAClosedPipeIsQuiet) {
   EXPECT_NE(full.errors.find("fusedmoe: stdout: "), std::string::npos);
   const CommandResult pipe = run_command("verify --random 20 --json | head -n 1");
   EXPECT_EQ(pipe.errors, "");
+  EXPECT_EQ(pipe.rows().size(), 1U);
   EXPECT_EQ(run_command("info >&-").errors, "");
 }
 

@@ -59,19 +59,23 @@ struct CommandResult {
   }
 };
 
-// `arguments` as in a shell; `environment` as in "NAME=value".
-inline CommandResult run_command(const std::string& arguments,
-                                 const std::string& environment = "") {
+// A line for the shell.
+inline CommandResult run_shell(const std::string& line) {
   const TestFolder folder;
-  const std::string line = environment + " '" FUSEDMOE_COMMAND "' " + arguments + " >'" +
-                           (folder / "out").string() + "' 2>'" + (folder / "err").string() +
-                           "' </dev/null";
-  const int status = std::system(line.c_str());
+  const std::string all = "{ " + line + "; } >'" + (folder / "out").string() + "' 2>'" +
+                          (folder / "err").string() + "' </dev/null";
+  const int status = std::system(all.c_str());
   CommandResult result;
   if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
   result.output = read_file(folder / "out");
   result.errors = read_file(folder / "err");
   return result;
+}
+
+// `arguments` as in a shell; `environment` as in "NAME=value".
+inline CommandResult run_command(const std::string& arguments,
+                                 const std::string& environment = "") {
+  return run_shell(environment + " '" FUSEDMOE_COMMAND "' " + arguments);
 }
 
 inline std::string golden(const std::string& name) { return FUSEDMOE_GOLDEN_DIR "/" + name; }

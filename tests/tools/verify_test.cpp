@@ -82,7 +82,7 @@ TEST(Verify, OneBadPathDoesNotHideTheOthers) {
   EXPECT_NE(result.errors.find("awq_int4"), std::string::npos);
 }
 
-// The last byte of a golden is in `expected` or beside it: find a float there and move it.
+// One float of a golden is moved.
 TEST(Verify, AMismatchIsOneAndNamed) {
   const TestFolder folder;
   const std::filesystem::path model = folder / "model";
@@ -114,7 +114,6 @@ TEST(VerifyRandom, PassesAndShowsWhatItCovered) {
   EXPECT_NE(result.output.find("60 random layers verified, all within tolerance and bit-equal"),
             std::string::npos);
   for (const char* dimension : {"hidden_size", "activation", "workspace", "runner", "in place"}) {
-    EXPECT_NE(result.output.find(std::string("\n") + dimension), std::string::npos + 1);
     EXPECT_NE(result.output.find(dimension), std::string::npos) << dimension;
   }
 }

@@ -97,9 +97,14 @@ int run_bench(const BenchOptions& options) {
   if (report.table()) print_header(setup, layers);
   std::vector<StepResult> results;
   for (const std::int64_t tokens : options.tokens) {
-    Progress progress(fmt::format("{} token{}: step", tokens, tokens == 1 ? "" : "s"), 0);
-    results.push_back(
-        run_steps(setup, layers.plans, tokens, modes, bandwidth, [&] { progress.step(); }));
+    Progress progress(fmt::format("{} token{}, percent:", tokens, tokens == 1 ? "" : "s"), 100);
+    int percent = 0;
+    const auto on_step = [&](double share) {
+      const int now = static_cast<int>(100 * share);
+      progress.step(now - percent);
+      percent = now;
+    };
+    results.push_back(run_steps(setup, layers.plans, tokens, modes, bandwidth, on_step));
     progress.erase();
     for (const ModeResult& mode : results.back().modes) {
       report.row(

@@ -145,7 +145,7 @@ const char* to_string(ScratchMode mode) noexcept {
 
 StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layers,
                      std::int64_t num_tokens, const std::vector<ScratchMode>& modes,
-                     const BandwidthProbe& bandwidth, const std::function<void()>& on_step) {
+                     const BandwidthProbe& bandwidth, const std::function<void(double)>& on_step) {
   StepResult result;
   result.num_tokens = num_tokens;
   result.scratch_bytes = layers[0].workspace_size(num_tokens).bytes;
@@ -154,7 +154,7 @@ StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layer
   for (const ScratchMode mode : modes) {
     result.modes.push_back(steps.check(mode));
     steps.time(mode, 0);
-    on_step();
+    on_step(0);
   }
   result.launches_per_call = steps.count_launches();
 
@@ -168,7 +168,8 @@ StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layer
          (result.steps < kFewestSteps || seconds_since(start) < budget)) {
     for (std::size_t m = 0; m < modes.size(); ++m) {
       times[m].push_back(steps.time(modes[m], result.steps));
-      on_step();
+      on_step(std::min({1.0, seconds_since(start) / budget,
+                        static_cast<double>(result.steps) / static_cast<double>(kFewestSteps)}));
     }
     works.push_back(steps.work(result.steps));
     ++result.steps;

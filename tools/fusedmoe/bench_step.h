@@ -44,9 +44,10 @@ struct StepResult {
 };
 
 // Modes take turns step by step (A B C A B C), so that whatever else the machine does meets all of
-// them. on_step is called after every step, outside the timed part.
+// them. on_step is called after every step with the share
+// that is done, 0 to 1, outside the timed part.
 StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layers,
                      std::int64_t num_tokens, const std::vector<ScratchMode>& modes,
-                     const BandwidthProbe& bandwidth, const std::function<void()>& on_step);
+                     const BandwidthProbe& bandwidth, const std::function<void(double)>& on_step);
 
 }  // namespace fusedmoe::tool
