@@ -124,8 +124,7 @@ TEST(ContractInput, I2_B023_IdsOutOfRangeNameRowAndValue) {
   for (const bool mapped : {false, true}) {
     for (const DType ids : {DType::i32, DType::i64}) {
       const Layer layer(config, 1, mapped ? 2 : 4);
-      const FusedMoe plan =
-          layer.plan({.expert_map = mapped ? ExpertMap::linear(1, 2) : ExpertMap()});
+      const FusedMoe plan = layer.plan(with_map(mapped ? ExpertMap::linear(1, 2) : ExpertMap()));
       const std::int64_t huge = ids == DType::i64 ? std::int64_t{1} << 40 : 1073741824;
       for (const auto& [row, k, id] : {std::tuple<int, int, std::int64_t>{1, 0, huge},
                                        {2, 0, 4},
@@ -166,7 +165,9 @@ TEST(ContractInput, I1_ZeroLocalExpertsGiveZeros) {
   for (const WeightFormat format : {WeightFormat::bf16, WeightFormat::int4}) {
     ExpertWeights weights;  // whatever they say, nothing of them is read
     weights.w13.format = weights.w2.format = format;
-    FusedMoe plan = FusedMoe::create(config, weights, {.expert_map = none, .counters = true});
+    PlanOptions options = with_map(none);
+    options.counters = true;
+    FusedMoe plan = FusedMoe::create(config, weights, options);
     EXPECT_EQ(plan.num_local_experts(), 0);
     EXPECT_FALSE(plan.describe().empty());
     RandomInput input(config, {.num_tokens = 29, .output_padding = 2}, 3);

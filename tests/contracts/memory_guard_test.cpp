@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <ostream>
 #include <string>
 #include <tuple>
 
@@ -64,6 +65,9 @@ struct Case {
   Side side;
 };
 
+// For messages; bytes would be printed otherwise, those of padding as well.
+void PrintTo(const Case& c, std::ostream* out) { *out << to_string(c.dtype) << " " << c.isa; }
+
 class ContractMemoryGuard : public testing::TestWithParam<Case> {};
 
 TEST_P(ContractMemoryGuard, M2_NoByteOutsideOfAnyBuffer) {
@@ -80,7 +84,10 @@ TEST_P(ContractMemoryGuard, M2_NoByteOutsideOfAnyBuffer) {
                               3);
   Guarded memory(p.side);
   const ExpertWeights guarded = memory.copy(weights.view());
-  PlanOptions options{.isa = p.isa, .max_threads = 2, .weight_storage = p.storage};
+  PlanOptions options;
+  options.isa = p.isa;
+  options.max_threads = 2;
+  options.weight_storage = p.storage;
   if (p.storage == WeightStorage::caller) {
     options.storage = memory.fresh(FusedMoe::packed_weights_size(config, guarded).bytes);
   }

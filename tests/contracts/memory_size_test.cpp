@@ -10,10 +10,8 @@ namespace {
 
 // A plan of any shape without any weights: a rank that holds none of the experts.
 FusedMoe plan_without_weights(const MoeConfig& config, int threads = 1) {
-  return FusedMoe::create(
-      config, {},
-      {.expert_map = ExpertMap::explicit_map(std::vector<std::int32_t>(config.num_experts, -1)),
-       .max_threads = threads});
+  const std::vector<std::int32_t> none(static_cast<std::size_t>(config.num_experts), -1);
+  return FusedMoe::create(config, {}, with_map(ExpertMap::explicit_map(none), threads));
 }
 
 MoeConfig shape(std::int64_t hidden, std::int64_t inter, std::int64_t experts, std::int64_t top_k) {
@@ -56,7 +54,7 @@ TEST(ContractMemory, M4_B096_SizeIsAffineAndNeverDecreases) {
   const MoeConfig small = shape(71, 19, 256, 8);
   for (const int size : {1, 8}) {
     const Layer layer(small, 1, 256 / size);
-    expect_sound_sizes(layer.plan({.expert_map = ExpertMap::linear(0, size), .max_threads = 2}), 2);
+    expect_sound_sizes(layer.plan(with_map(ExpertMap::linear(0, size), 2)), 2);
   }
 }
 

@@ -1,5 +1,5 @@
 // Contract 5.2.4 for real: more elements than 2^31 in hidden times top_k, in the gathered rows and
-// in the intermediate. Minutes and up to 12 GiB: not in the default run. Cases B006 and B008.
+// in the intermediate. Minutes and 5 GiB: not in the default run. Cases B006 and B008.
 #include <gtest/gtest.h>
 
 #include <memory>

@@ -21,7 +21,7 @@ constexpr std::int64_t kMiB = 1024 * 1024;
 constexpr std::int64_t kCachesPerBuffer = 4;
 // The best of passes: a pass that another process disturbed says nothing of the machine.
 constexpr double kBandwidthSeconds = 0.2;
-constexpr int kPeakPasses = 15;
+constexpr int kPeakPasses = 10;
 constexpr double kPeakPassSeconds = 0.005;
 
 template <class T>
