@@ -183,6 +183,9 @@ TEST(ContractInput, I5_WeightsAreRefusedByName) {
         ErrorCode::unsupported);
     add(".layout", "200", [](WeightTensor& w) { w.layout = bad_enum<WeightLayout>(); });
     add(".row_stride", "3", [](WeightTensor& w) { w.row_stride = 3; });
+    constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+    add(".row_stride", "9223372036854775807", [](WeightTensor& w) { w.row_stride = kMost; });
+    add(".expert_stride", "9223372036854775807", [](WeightTensor& w) { w.expert_stride = kMost; });
     add(".row_stride", "-131", [](WeightTensor& w) { w.row_stride = -131; });
     add(".expert_stride", "100", [](WeightTensor& w) { w.expert_stride = 100; });
     add(".scales", "some", [](WeightTensor& w) { w.scales.layout = ScaleLayout::channel; });
@@ -205,6 +208,16 @@ TEST(ContractInput, I5_WeightsAreRefusedByName) {
   weights("weights.w2_bias", "[7, 130]", [](ExpertWeights& w) { w.w2_bias.size = 130; });
   weights("weights.w2_bias.dtype", "int64", [](ExpertWeights& w) { w.w2_bias.dtype = DType::i64; });
   expect_refused({layer.config, layer.weights.view(), {}}, cases);
+
+  // Sizes that are legal one by one but whose product no memory holds: refused, not wrapped.
+  const auto huge = [&](Request& r) {
+    r.config.hidden_size = r.config.intermediate_size = std::int64_t{1} << 31;
+    r.weights.w13.inputs = r.weights.w2.outputs = std::int64_t{1} << 31;
+    r.weights.w2.inputs = std::int64_t{1} << 31;
+    r.weights.w13.outputs = std::int64_t{1} << 32;
+  };
+  expect_refused({layer.config, layer.weights.view(), {}},
+                 {{"weights.w13", "[7, 4294967296, 2147483648]", huge}});
 
   // Without a gate there is no place for an up projection of its own.
   MoeConfig plain = layer.config;

@@ -139,6 +139,7 @@ TEST(ContractInput, I2_B023_IdsOutOfRangeNameRowAndValue) {
         EXPECT_TRUE(untouched(input));
         input.set_id(row, k, -1);
         EXPECT_NO_THROW(run_exact(plan, input));
+        EXPECT_NO_THROW(plan.check_faults());
       }
     }
   }

@@ -122,6 +122,39 @@ TEST(ContractNumbers, B152_TheSumOverKIsNotKeptInBf16) {
   EXPECT_EQ(layer.run_token(plan, {7, 3, 5, 1, 0, 2, 6, 4}, ones)[0], 264.0);
 }
 
+TEST(ContractNumbers, N1_TheIntermediateIsRoundedOnceToTheComputeDtype) {
+  // (1 + 2^-7)^2 = 1 + 2^-6 + 2^-14: the last term is lost in bf16, not in f16 (a tie: 2^-14 is
+  // below half of its 2^-10) and not in f32. Twice the result has no other rounding.
+  constexpr float kRoot = 1.0F + 0x1p-7F;
+  for (const auto& [dtype, expected] : {std::pair{DType::f32, 1 + 0x1p-6 + 0x1p-14},
+                                        {DType::bf16, 1 + 0x1p-6},
+                                        {DType::f16, 1 + 0x1p-6}}) {
+    const HandLayer layer({{2.0F}}, 1);
+    MoeConfig config = layer.config;
+    config.dtype = dtype;
+    config.output_dtype = DType::f32;
+    const float w13 = kRoot;
+    ExpertWeights weights = layer.weights;
+    weights.w13.data = &w13;
+    const FusedMoe plan = FusedMoe::create(config, weights);
+    const std::uint16_t one = dtype == DType::f16 ? 0x3c00 : 0x3f80;
+    const float wide = 1.0F;
+    const void* x = dtype == DType::f32 ? static_cast<const void*>(&wide) : &one;
+    const std::int32_t id = 0;
+    float output = 0;
+    plan.apply({&output, DType::f32, 1, 1}, {x, dtype, 1, 1}, {&wide, DType::f32, 1, 1},
+               {&id, DType::i32, 1, 1});
+    EXPECT_EQ(static_cast<double>(output), 2 * expected) << to_string(dtype);
+  }
+}
+
+TEST(ContractNumbers, N1_TheOutputIsRoundedOnce) {
+  // 1 + 3 * 2^-9: each term alone is below half of bf16's spacing 2^-7, their sum is above it.
+  const HandLayer layer({{1.0F}, {0x1p-9F}, {0x1p-9F}, {0x1p-9F}}, 4, DType::bf16);
+  const FusedMoe plan = FusedMoe::create(layer.config, layer.weights);
+  EXPECT_EQ(layer.run_token(plan, {0, 1, 2, 3}, {1, 1, 1, 1})[0], 1 + 0x1p-7);
+}
+
 TEST(ContractNumbers, N1_RouterWeightOnTheInputComesBeforeTheBias) {
   // x = 1, w13 = 1, bias -1.5, weight 2: (1 * 2 - 1.5)^2 = 0.25; on the output it would be 0.
   const HandLayer layer({{1.0F}}, 1);

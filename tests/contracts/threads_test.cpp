@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -129,6 +130,24 @@ TEST(ContractThreads, T1_APlanGoesFromThreadToThread) {
   }).join();
   EXPECT_EQ(run_exact(*plan, input), expected);
   std::thread([&] { plan.reset(); }).join();
+}
+
+TEST(ContractThreads, T4_TheInstructionSetIsChosenAtRunTime) {
+  const Layer layer;
+  RandomInput input = layer.input(10);
+  PlanOptions scalar;
+  scalar.isa = "scalar";
+  const Bytes expected = run_exact(layer.plan(scalar), input);
+  const std::string best = layer.plan().describe();
+  ASSERT_EQ(setenv("FUSEDMOE_ISA", "scalar", 1), 0);
+  const FusedMoe limited = layer.plan();
+  ASSERT_EQ(setenv("FUSEDMOE_ISA", "abacus", 1), 0);
+  expect_contains(error_of(ErrorCode::invalid_argument, [&] { (void)layer.plan(); }),
+                  {"FUSEDMOE_ISA", "scalar", "got 'abacus'"});
+  ASSERT_EQ(unsetenv("FUSEDMOE_ISA"), 0);
+  expect_contains(limited.describe(), {"instruction set scalar"});
+  EXPECT_EQ(run_exact(limited, input), expected);
+  EXPECT_EQ(layer.plan().describe(), best);
 }
 
 TEST(ContractThreads, T1_LanesOfAPoolServeCallsAtOnce) {
