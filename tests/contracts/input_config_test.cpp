@@ -63,7 +63,8 @@ TEST(ContractInput, I1_I5_ConfigFieldsAreRefusedByName) {
           {"-5", -5},
           {"-9223372036854775808", std::numeric_limits<std::int64_t>::min()},
           {"9223372036854775807", std::numeric_limits<std::int64_t>::max()}}) {
-      cases.push_back({name, got, [field, value](Request& r) { r.config.*field = value; }});
+      cases.push_back(
+          {name, got, [field = field, value = value](Request& r) { r.config.*field = value; }});
     }
   }
   const auto config = [&](const char* name, const char* got, std::function<void(MoeConfig&)> set) {

