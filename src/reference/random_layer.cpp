@@ -102,17 +102,17 @@ void* RandomWeights::w2_data() { return const_cast<void*>(view_.w2.data); }
 ExpertWeights slice(const ExpertWeights& weights, std::int64_t expert) {
   ExpertWeights one = weights;
   for (WeightTensor* tensor : {&one.w13, &one.w13_up, &one.w2}) {
-    if (tensor->empty()) continue;
+    tensor->experts = tensor->empty() ? 0 : 1;
+    if (tensor->data == nullptr) continue;  // a source's tensors state shapes only
     tensor->data =
         static_cast<const std::byte*>(tensor->data) +
         expert * expert_stride_of(*tensor) * format_info(tensor->format).bits_per_weight / 8;
-    tensor->experts = 1;
   }
   for (BiasTensor* bias : {&one.w13_bias, &one.w2_bias}) {
-    if (bias->empty()) continue;
+    bias->experts = bias->empty() ? 0 : 1;
+    if (bias->data == nullptr) continue;
     bias->data = static_cast<const std::byte*>(bias->data) +
                  expert * bias->size * bytes_per_element(bias->dtype);
-    bias->experts = 1;
   }
   return one;
 }

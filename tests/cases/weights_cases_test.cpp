@@ -109,7 +109,7 @@ struct CountingSource {
 
 // Peak resident bytes since the last reset; 0 where the system does not say.
 std::int64_t peak_bytes(bool reset) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(FUSEDMOE_TEST_ADDRESS_SANITIZER) || defined(FUSEDMOE_TEST_THREAD_SANITIZER)
   return 0;
 #else
   if (reset) {

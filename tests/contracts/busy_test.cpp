@@ -129,7 +129,7 @@ TEST(ContractBusy, M4_ManyCallsAtOnce) {
   RandomInput first = layer.input(kTokens);
   const Bytes expected = run_exact(plan, first);
   constexpr int kCalls = 512;
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(FUSEDMOE_TEST_THREAD_SANITIZER) || defined(FUSEDMOE_TEST_ADDRESS_SANITIZER)
   GTEST_SKIP() << "512 threads are too many under a sanitizer";
 #endif
   std::vector<RandomInput> inputs;

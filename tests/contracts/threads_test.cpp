@@ -14,7 +14,7 @@
 namespace fusedmoe::test {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(FUSEDMOE_TEST_THREAD_SANITIZER) || defined(FUSEDMOE_TEST_ADDRESS_SANITIZER)
 constexpr int kApplies = 60;
 #else
 constexpr int kApplies = 500;

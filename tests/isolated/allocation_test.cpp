@@ -75,7 +75,6 @@ TEST(ContractMemory, M1_TheCounterCounts) {
   });
   EXPECT_EQ(pair.news, 1);
   EXPECT_EQ(pair.deletes, 1);
-#if FUSEDMOE_TEST_COUNTS_MALLOC
   const allocation::Counts kin = allocation::count([] {
     void* a = std::malloc(10);
     keep(a);
@@ -97,7 +96,6 @@ TEST(ContractMemory, M1_TheCounterCounts) {
   });
   EXPECT_EQ(pages.maps, 2);
   EXPECT_EQ(allocation::count([] { std::thread([] {}).join(); }).threads, 1);
-#endif
   // Those of other threads as well.
   std::atomic<int> step{0};
   std::thread other([&] {

@@ -193,7 +193,6 @@ TEST_F(ContractFailure, F5_WorkspacePool) {
   }
 }
 
-#if FUSEDMOE_TEST_COUNTS_MALLOC
 // f in a child that may use `more` bytes of addresses beyond what it has; its exit status.
 int run_limited(long more, const std::function<bool()>& f) {
   const pid_t child = fork();
@@ -277,7 +276,6 @@ TEST_F(ContractFailure, F6_TheSystemHasNoPages) {
                         }),
             0);
 }
-#endif
 
 }  // namespace
 }  // namespace fusedmoe::test

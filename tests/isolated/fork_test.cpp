@@ -13,7 +13,7 @@
 #include "support/layer.h"
 #include "support/runners.h"
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(FUSEDMOE_TEST_THREAD_SANITIZER)
 // The child of a process with threads starts threads of its own here: that is the point.
 extern "C" const char* __tsan_default_options();
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
@@ -92,7 +92,7 @@ class ContractFork : public testing::Test {
   FusedMoe plan_ = layer_.plan({.max_threads = 3});
   RandomInput input_ = layer_.input(60);
   Bytes expected_ = run_exact(plan_, input_);
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(FUSEDMOE_TEST_THREAD_SANITIZER) || defined(FUSEDMOE_TEST_ADDRESS_SANITIZER)
   static constexpr int kForks = 3;
 #else
   static constexpr int kForks = 15;

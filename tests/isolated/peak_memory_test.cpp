@@ -63,13 +63,10 @@ TEST(ContractMemory, M6_CreatePeaksAtPackedWeightsPlusOneExpert) {
     }
     EXPECT_LE(allocation::peak_bytes - heap, loader.bytes + kSmall);
     EXPECT_GE(allocation::peak_bytes - heap, loader.bytes) << "this test does not see the expert";
-#if FUSEDMOE_TEST_COUNTS_MALLOC
     EXPECT_EQ(allocation::mapped_bytes - mapped, refresh ? 0 : packed);
-#endif
     loader.memory.reset();
     EXPECT_LE(allocation::live_bytes - heap, kSmall) << "create keeps more than the packed weights";
   }
-#if FUSEDMOE_TEST_COUNTS_MALLOC
   // In the caller's memory, or borrowed, nothing large is allocated at all.
   Scratch storage(packed);
   const Layer borrowed(loader.config, 1, kExperts, false);
@@ -83,10 +80,8 @@ TEST(ContractMemory, M6_CreatePeaksAtPackedWeightsPlusOneExpert) {
     EXPECT_LE(allocation::peak_bytes - heap, kSmall);
     EXPECT_EQ(allocation::mapped_bytes, mapped);
   }
-#endif
 }
 
-#if FUSEDMOE_TEST_COUNTS_MALLOC
 long resident_bytes() {
   long total = 0, resident = 0;
   FILE* file = std::fopen("/proc/self/statm", "r");
@@ -116,7 +111,6 @@ TEST(ContractMemory, M6_SleepGivesTheMemoryBackAndWakeKeepsTheAddress) {
   plan.refresh(layer.weights.view());
   EXPECT_EQ(run_exact(plan, input), expected);
 }
-#endif
 
 }  // namespace
 }  // namespace fusedmoe::test

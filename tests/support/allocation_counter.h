@@ -15,12 +15,6 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FUSEDMOE_TEST_COUNTS_MALLOC 0  // these bring their own
-#else
-#define FUSEDMOE_TEST_COUNTS_MALLOC 1
-#endif
-
 namespace fusedmoe::test::allocation {
 
 inline std::atomic<bool> counting{false};
@@ -100,7 +94,6 @@ inline constexpr std::size_t kDefault = alignof(std::max_align_t);
 
 }  // namespace fusedmoe::test::allocation
 
-#if FUSEDMOE_TEST_COUNTS_MALLOC
 #pragma GCC visibility push(default)  // shared libraries call these, too
 extern "C" {
 void* __libc_malloc(std::size_t);
@@ -162,13 +155,6 @@ inline void* fusedmoe::test::allocation::raw(std::size_t size, std::size_t align
   return alignment <= kDefault ? __libc_malloc(size) : __libc_memalign(alignment, size);
 }
 inline void fusedmoe::test::allocation::raw_free(void* memory) noexcept { __libc_free(memory); }
-#else
-inline void* fusedmoe::test::allocation::raw(std::size_t size, std::size_t alignment) noexcept {
-  if (alignment <= kDefault) return std::malloc(size);
-  return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-}
-inline void fusedmoe::test::allocation::raw_free(void* memory) noexcept { std::free(memory); }
-#endif
 
 namespace fta = fusedmoe::test::allocation;
 // The array forms forward to these; so do the sized forms of delete.
