@@ -33,7 +33,7 @@ build-asan build-tsan: build-%:
 	@cmake --build $@ -j $(JOBS)
 # allocator_may_return_null: tests ask for more memory than there is.
 sanitize-%: build-%
-	@ASAN_OPTIONS=allocator_may_return_null=1 \
+	@ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1 \
 	  ctest --test-dir $< -j $(JOBS) --output-on-failure -LE install
 
 FUZZ_SECONDS ?= 60

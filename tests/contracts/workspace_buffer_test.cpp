@@ -65,11 +65,13 @@ TEST(ContractBuffer, SizesThatAreNoneAreRefused) {
                     {"size", "power of two", std::to_string(size.alignment)});
   }
   EXPECT_EQ(buffer.bytes(), 0);
+#if !defined(FUSEDMOE_TEST_ADDRESS_SANITIZER) && !defined(FUSEDMOE_TEST_THREAD_SANITIZER)
   expect_contains(error_of(ErrorCode::out_of_memory,
                            [&] {
                              buffer.reserve({std::int64_t{1} << 60, 64});
                            }),
                   {"workspace", std::to_string(std::int64_t{1} << 60)});
+#endif  // those end the process at such a size
   for (const Device& device : {Device::cuda(), Device::xpu()}) {
     error_of(ErrorCode::unsupported, [&] { WorkspaceBuffer on_device(device); });
     error_of(ErrorCode::unsupported, [&] { WorkspacePool on_device(device, 1); });
