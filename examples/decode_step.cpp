@@ -85,6 +85,7 @@ int run() {
   config.top_k = kTopK;
   std::vector<Layer> layers(kLayers);
   std::vector<fusedmoe::FusedMoe> plans;
+  plans.reserve(layers.size());
   for (const Layer& layer : layers) {
     plans.push_back(fusedmoe::FusedMoe::create(config, layer.weights()));
   }

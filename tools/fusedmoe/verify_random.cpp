@@ -64,8 +64,10 @@ class CrashReporter {
   void set(const std::string& repeat) {
     const std::string text = "\nfusedmoe: crashed; repeat: " + repeat + "\n";
     crash_length = 0;
-    std::memcpy(crash_text, text.data(), std::min(text.size(), sizeof(crash_text)));
-    crash_length = std::min(text.size(), sizeof(crash_text));
+    // copy, not memcpy: the handler writes crash_length bytes, no terminator is due
+    const std::size_t length = std::min(text.size(), sizeof(crash_text));
+    std::copy_n(text.data(), length, crash_text);
+    crash_length = length;
   }
 };
 
