@@ -174,7 +174,7 @@ FUSEDMOE_INLINE void activate(const ActivateTile& tile) {
 
 template <class V>
 FUSEDMOE_INLINE void combine(const CombineTile& tile) {
-  alignas(64) float sum[kPanelOutputs];
+  alignas(64) float sum[kPanelOutputs] = {};  // columns beyond the last are added up and not stored
   const std::int64_t bytes = tile.dtype == DType::f32 ? 4 : 2;
   for (int r = 0; r < tile.rows; ++r) {
     const RowTarget& target = tile.targets[r];
