@@ -25,10 +25,11 @@ constexpr std::int64_t kRowPad = 16;
 constexpr std::int64_t kBorrowedK = 1024;
 
 // Cost of one pass of a row block over a panel, in rows: below this many rows the panel's bytes
-// decide, above it the multiplications.
+// decide, above it the multiplications. On Zen 4 a thread reads the 64 bytes of one k in 1.8 to 3.6
+// ns (36 to 18 GB/s) and multiplies a row by them in 0.54 ns (118 GFLOP/s): 3 to 7 rows.
 constexpr int kRowsPerPass = 6;
-// A thread more must bring at least this cost in bytes of weights (2 us at 16 GB/s), or waking it
-// costs more than it saves.
+// A thread more must bring at least this much of the weights. An estimate: at 400 KB in all, two
+// threads take 16 us where one takes 22 (Zen 4); below 64 KB nothing was gained by a second.
 constexpr std::int64_t kMinThreadBytes = 32 * 1024;
 
 struct ThreadScratch {
