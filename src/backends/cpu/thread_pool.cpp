@@ -11,8 +11,8 @@
 namespace fusedmoe::cpu {
 namespace {
 
-// 25 us on Zen 4: longer than the gap between two layers' calls, short against what it costs to wake
-// a parked thread. The number is an estimate, not tuned.
+// 25 us on Zen 4: longer than the gap between two layers' calls, short against what it costs to
+// wake a parked thread. The number is an estimate, not tuned.
 constexpr int kSpins = 1000;
 
 inline void pause() noexcept {
