@@ -38,7 +38,7 @@ void Barrier::wait() noexcept {
   const std::uint32_t phase = phase_.load(std::memory_order_acquire);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
     arrived_.store(0, std::memory_order_relaxed);
-    phase_.store(phase + 1, std::memory_order_release);
+    phase_.store(phase + 1);  // sequentially consistent: notify looks for waiters after it
     phase_.notify_all();
   } else {
     wait_while_equal(phase_, phase);
@@ -88,7 +88,7 @@ void ThreadPool::run(int count, void (*body)(void*, int), void* argument) noexce
     argument_ = argument;
     remaining_.store(count - 1, std::memory_order_relaxed);
     const std::uint64_t next = (job_.load(std::memory_order_relaxed) >> 16) + 1;
-    job_.store(next << 16 | static_cast<std::uint64_t>(count), std::memory_order_release);
+    job_.store(next << 16 | static_cast<std::uint64_t>(count));  // as in Barrier::wait
     job_.notify_all();
   }
   body(argument, 0);
