@@ -108,7 +108,8 @@ struct PlanOptions {
   Device device = {};
   ExpertMap expert_map = {};
   ComputeMode mode = ComputeMode::a16;
-  // A token's bits do not depend on what else is in the batch. Unset: true on the CPU.
+  // A token's bits do not depend on what else is in the batch. Unset: true on the CPU,
+  // which always is: false allows a device to give it up, and changes nothing there.
   std::optional<bool> batch_invariant = {};
   // The best instruction set to use, by name as `fusedmoe info` prints it; empty = the machine's
   // best. The environment variable FUSEDMOE_ISA limits it further.

@@ -89,6 +89,8 @@ class FUSEDMOE_EXPORT FusedMoe {
   // stale until one succeeds; a refused argument changes nothing. Safe from any thread.
   void refresh(const ExpertWeights& weights, RefreshWait wait = RefreshWait::wait);
   // The same for some experts: weights hold one expert per entry of local_experts, in that order.
+  // Counts as having seen the owner's version. With StalePolicy::refresh a later bump reads the
+  // tensors of the last create or refresh again, all of them.
   void refresh_experts(std::span<const std::int64_t> local_experts, const ExpertWeights& weights,
                        RefreshWait wait = RefreshWait::wait);
   // Gives the memory of own packed weights back (sleep). Until refresh(), apply throws.

@@ -81,16 +81,17 @@ struct ExpertWeights {
   // [E, 2I, H], rows by MoeConfig::gate_up_layout and gate_up_order ([E, I, H] without a gate).
   // When w13_up is given, w13 is [E, I, H] with the gate rows alone, whatever the layout says.
   WeightTensor w13 = {};
-  WeightTensor w13_up = {};                 // [E, I, H], optional
-  WeightTensor w2 = {};                     // [E, H, I]
-  BiasTensor w13_bias = {};                 // [E, 2I], order as the rows of w13; optional
-  BiasTensor w2_bias = {};                  // [E, H], optional
+  WeightTensor w13_up = {};  // [E, I, H], optional
+  WeightTensor w2 = {};      // [E, H, I]
+  BiasTensor w13_bias = {};  // [E, 2I], order as the rows of w13; optional
+  BiasTensor w2_bias = {};   // [E, H], optional; under tensor parallelism for one rank only
   const float* w13_input_scales = nullptr;  // static activation scales: not used in a16
   const float* w2_input_scales = nullptr;
 
   // Instead of stacks, one expert at a time: called once per local expert, in ascending order,
   // from the thread that calls create or refresh; the views it returns hold one expert
-  // (experts = 1) and need to live until its next call. It may throw; the exception passes through.
+  // (experts = 1) and need to live until its next call. It may throw; the exception passes through
+  // (std::bad_alloc as out_of_memory).
   // The tensors above then state shapes, formats and layouts, with null data.
   std::function<ExpertWeights(std::int64_t local_expert)> source = {};
 
