@@ -6,6 +6,7 @@
 #include <system_error>
 #include <thread>
 
+#include "backends/cpu/numa.h"
 #include "fusedmoe/error.h"
 
 namespace fusedmoe::cpu {
@@ -72,6 +73,7 @@ void ThreadPool::ensure(int threads) {
 }
 
 void ThreadPool::worker(int index) noexcept {
+  bind_thread(index);
   std::uint64_t seen = 0;
   for (;;) {
     wait_while_equal(job_, seen);
