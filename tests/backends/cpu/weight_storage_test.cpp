@@ -275,6 +275,34 @@ TEST(WeightStorageTest, HeaderTellsForeignAndUnfinishedMemory) {
   EXPECT_NE(refusal_with(tiles, 1).find("w13 layout"), std::string::npos);
 }
 
+// Bytes that no panel uses do not show what the memory held: equal weights are equal files.
+TEST(WeightStorageTest, WhatIsNotUsedIsZero) {
+  const MoeConfig config = config_of(97, 53, Activation::silu);
+  const RandomWeights weights(config, kExperts, {.w13_bias = true}, 2);
+  const PlanSpec spec = make_spec(config, {});
+  for (const int nodes : {1, 2, 3}) {
+    const PackedLayout layout(spec, weights.view(),
+                              kernels_of(CpuIsa::avx512_bf16, spec, weights.view()), nodes);
+    Memory memory(layout.storage_bytes());
+    WeightStorage storage(spec, weights.view(), layout, memory.span());
+    storage.begin_write();
+    storage.end_write();
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      for (const PackedLayout::Panels& panels : {layout.w13, layout.w2}) {
+        for (std::int64_t p = 0; p < panels.count; ++p) {
+          std::memset(storage.panel(panels, e, p), 0, static_cast<std::size_t>(panels.bytes));
+          float* bias = storage.bias(panels, e, p);
+          if (bias != nullptr) std::memset(bias, 0, 128);
+        }
+      }
+    }
+    const auto rest = memory.span().subspan(256);
+    EXPECT_TRUE(
+        std::all_of(rest.begin(), rest.end(), [](std::byte b) { return b == std::byte{0}; }))
+        << nodes << " nodes";
+  }
+}
+
 TEST(WeightStorageTest, ReleaseGivesOwnPagesBackAndKeepsAddresses) {
   const MoeConfig config = config_of(40, 24, Activation::silu);
   const RandomWeights weights(config, 4, {}, 2);
