@@ -9,13 +9,12 @@
 #include "bench_allocations.h"
 #include "bench_inputs.h"
 #include "bench_threads.h"
+#include "cpu_use.h"
 #include "device_option.h"
 
 namespace fusedmoe::tool {
 namespace {
 
-// Of one mode: long enough for a median that repeats within 2 % on a quiet machine.
-constexpr double kSecondsPerMode = 1.5;
 constexpr std::int64_t kFewestSteps = 5;
 constexpr std::int64_t kMostSteps = 2000;
 
@@ -132,11 +131,21 @@ class Steps {
   std::vector<WorkspaceBuffer> per_layer_;
 };
 
-double drift_of(double before, double after) {
-  return std::abs(before - after) / std::max(before, after);
+// Means over the probes before and after the timed part; both measured the same instructions.
+void set_peaks(StepResult& result, const Peaks& before, const Peaks& after) {
+  result.peaks = before;
+  result.peaks.gflops = (before.gflops + after.gflops) / 2;
+  result.peaks.best_gflops = (before.best_gflops + after.best_gflops) / 2;
+  for (std::size_t i = 0; i < before.all.size(); ++i) {
+    const ProbePair pair{before.all[i].gflops, after.all[i].gflops};
+    result.peak_probes.push_back({before.all[i].instruction, pair});
+    result.drift = std::max(result.drift, pair.drift());
+  }
 }
 
 }  // namespace
+
+double ProbePair::drift() const { return std::abs(before - after) / std::max(before, after); }
 
 const char* to_string(ScratchMode mode) noexcept {
   constexpr const char* kNames[] = {"allocate", "per_layer", "shared"};
@@ -158,12 +167,13 @@ StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layer
   }
   result.launches_per_call = steps.count_launches();
 
-  const double bandwidth_before = bandwidth.measure_gbs();
+  result.bandwidth_gbs.before = bandwidth.measure_gbs();
   const Peaks peaks_before = measure_peaks(isa, setup.format, setup.threads);
+  const CpuUse use;
   std::vector<std::vector<double>> times(modes.size());
   std::vector<Work> works;
   const auto start = std::chrono::steady_clock::now();
-  const double budget = kSecondsPerMode * static_cast<double>(modes.size());
+  const double budget = setup.seconds * static_cast<double>(modes.size());
   while (result.steps < kMostSteps &&
          (result.steps < kFewestSteps || seconds_since(start) < budget)) {
     for (std::size_t m = 0; m < modes.size(); ++m) {
@@ -174,7 +184,8 @@ StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layer
     works.push_back(steps.work(result.steps));
     ++result.steps;
   }
-  const double bandwidth_after = bandwidth.measure_gbs();
+  result.others = use.share_of_others();
+  result.bandwidth_gbs.after = bandwidth.measure_gbs();
   const Peaks peaks_after = measure_peaks(isa, setup.format, setup.threads);
 
   for (std::size_t m = 0; m < modes.size(); ++m) {
@@ -182,12 +193,9 @@ StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layer
   }
   result.work = mean_of(works);
   result.step_bytes = result.work.bytes * static_cast<double>(layers.size());
-  result.peaks = peaks_before;
-  result.peaks.gflops = (peaks_before.gflops + peaks_after.gflops) / 2;
-  result.peaks.best_gflops = (peaks_before.best_gflops + peaks_after.best_gflops) / 2;
-  result.ceilings = {(bandwidth_before + bandwidth_after) / 2, result.peaks.gflops};
-  result.drift = std::max(drift_of(bandwidth_before, bandwidth_after),
-                          drift_of(peaks_before.gflops, peaks_after.gflops));
+  result.drift = result.bandwidth_gbs.drift();
+  set_peaks(result, peaks_before, peaks_after);
+  result.ceilings = {result.bandwidth_gbs.mean(), result.peaks.gflops};
   return result;
 }
 

@@ -29,15 +29,31 @@ struct ModeResult {
   bool bit_equal = true;                // outputs of all layers are those of mode allocate
 };
 
+// What a probe read before the timed part and after it.
+struct ProbePair {
+  double before = 0;
+  double after = 0;
+
+  double mean() const { return (before + after) / 2; }
+  double drift() const;  // how far the two are apart, 0.1 = 10 %
+};
+
+struct PeakProbe {
+  std::string instruction;
+  ProbePair gflops;
+};
+
 struct StepResult {
   std::int64_t num_tokens = 0;
   std::int64_t steps = 0;  // timed, of each mode
   Work work;               // of one apply, mean over the timed ones
-  // Means of the probes before and after; drift: how far those two are apart, 0.1 = 10 %.
-  Ceilings ceilings;
-  Peaks peaks;
-  double drift = 0;
-  double step_bytes = 0;               // what one step reads, to be held against the caches
+  ProbePair bandwidth_gbs;
+  std::vector<PeakProbe> peak_probes;  // every instruction that this machine has for the format
+  Peaks peaks;                         // means of the probes before and after
+  Ceilings ceilings;                   // means, too: of the bandwidth and the plan's instruction
+  double drift = 0;                    // the largest of all probes
+  double others = 0;      // CPU time that other programs took meanwhile: a share of the CPUs' time
+  double step_bytes = 0;  // what one step reads, to be held against the caches
   std::int64_t launches_per_call = 0;  // regions in which threads fork and join
   std::int64_t scratch_bytes = 0;      // workspace_size(num_tokens)
   std::vector<ModeResult> modes;
