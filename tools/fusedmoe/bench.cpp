@@ -3,6 +3,8 @@
 // bench_report.cpp makes the rows, bench_html.cpp the page.
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "bench_run.h"
 #include "model_shapes.h"
@@ -63,6 +65,16 @@ void add_bench(CLI::App& app, Verb& verb) {
   CLI::Option* load = bench->add_flag(
       "--load", options->load,
       "How fast weights are packed and how much memory that takes, instead of steps");
+  CLI::Option* compare =
+      bench
+          ->add_option("--compare", options->peers,
+                       "Peers beside ours on the same weights and tokens, in turns: those named, "
+                       "or all that are installed. FUSEDMOE_PEERS_PYTHON names the interpreter "
+                       "that has them (python3), FUSEDMOE_PEERS_DIR the folder of adapters")
+          ->type_name("[NAME,...]")
+          ->expected(0, 64)
+          ->delimiter(',')
+          ->excludes(load);
   bench
       ->add_option("--html", options->html,
                    "The rows as one page with plots into FILE; it needs nothing else")
@@ -79,7 +91,11 @@ void add_bench(CLI::App& app, Verb& verb) {
       "threads fork and join.\n"
       "Example: fusedmoe bench --model qwen3.6-35b-a3b --layers 4 --tokens 1,8,64 "
       "--workspace-modes");
-  bench->callback([options, &verb] { verb.run = [options] { return run_bench(*options); }; });
+  bench->callback([options, compare, &verb] {
+    options->compare = compare->count() > 0;
+    std::erase(options->peers, "");  // what CLI11 makes of a --compare without a name
+    verb.run = [options] { return run_bench(*options); };
+  });
 }
 
 }  // namespace fusedmoe::tool

@@ -58,6 +58,7 @@ struct BenchLayers {
 struct LayerNeeds {
   std::optional<int> layers;           // as asked for; unset = choose
   std::int64_t fewest_tokens = 1;      // of one apply
+  std::int64_t copies = 1;             // of the weights: ours, and one for each peer
   std::int64_t tokens_of_scratch = 0;  // 0 = layers have no workspace of their own
 };
 

@@ -45,6 +45,26 @@ std::string range_text(const std::vector<StepResult>& results, const PairOf& pai
   return fmt::format("{0:.{2}f} to {1:.{2}f}", low, high, high < 100 ? 1 : 0);
 }
 
+nlohmann::ordered_json time_of(const Spread& time) {
+  return {{"median", rounded(time.median)}, {"min", rounded(time.min)}, {"max", rounded(time.max)}};
+}
+
+// A peer beside our row: its own ratio to the floor, and how many times our time it takes.
+nlohmann::ordered_json peer_row(const StepResult& result, const ModeResult& ours,
+                                const PeerResult& peer) {
+  nlohmann::ordered_json row = {{"name", peer.name}, {"version", peer.version}};
+  if (peer.version.empty()) row["version"] = nullptr;
+  if (std::isfinite(peer.rel_l2) && peer.rel_l2 >= 0) row["rel_l2"] = rounded(peer.rel_l2, 1e7);
+  if (!peer.reason.empty()) {
+    row["reason"] = peer.reason;
+    return row;
+  }
+  row["time_us"] = time_of(peer.time_us);
+  row["ratio"] = rounded(peer.time_us.median / floor_us(result.work, result.ceilings), 1e4);
+  row["speedup"] = rounded(peer.time_us.median / ours.time_us.median, 1e4);
+  return row;
+}
+
 std::string time_text(double microseconds) {
   return fmt::format("{:.{}f}", microseconds, microseconds < 100 ? 2 : 1);
 }
@@ -77,9 +97,7 @@ nlohmann::ordered_json bench_row(const BenchSetup& setup, std::int64_t layers,
   row["active_experts"] = count_of(result.work.active_experts);
   row["bytes_moved"] = std::llround(result.work.bytes);
   row["operations"] = std::llround(result.work.operations);
-  row["time_us"] = {{"median", rounded(mode.time_us.median)},
-                    {"min", rounded(mode.time_us.min)},
-                    {"max", rounded(mode.time_us.max)}};
+  row["time_us"] = time_of(mode.time_us);
   row["floor_us"] = rounded(floor_us(result.work, result.ceilings));
   row["ratio"] = rounded(ratio_of(result, mode), 1e4);
   row["bandwidth_gbs"] = rounded(result.ceilings.bandwidth_gbs);
@@ -99,6 +117,11 @@ nlohmann::ordered_json bench_row(const BenchSetup& setup, std::int64_t layers,
   row["scratch_bytes"] = result.scratch_bytes;
   row["peak_scratch_bytes"] = mode.peak_scratch_bytes;
   row["bit_equal"] = mode.bit_equal;
+  if (mode.mode == ScratchMode::shared && !result.peers.empty()) {
+    row["peers"] = nlohmann::ordered_json::array();
+    for (const PeerResult& peer : result.peers)
+      row["peers"].push_back(peer_row(result, mode, peer));
+  }
   return row;
 }
 
@@ -119,20 +142,32 @@ void print_header(const BenchSetup& setup, const BenchLayers& layers) {
   fmt::print("a step applies {} layer{} with weights of {}, {} each ({})\n\n", count,
              count == 1 ? "" : "s", count == 1 ? "its own" : "their own",
              bytes_text(layers.plans[0].weight_bytes()), layers.why);
-  fmt::print("{:>6}  {:<9}  {:>12} {:>12} {:>12}  {:>8}  {:>11}  {:>11}  {:>12}  {:>8}\n", "tokens",
-             "workspace", "time/layer", "fastest", "slowest", "ratio to", "allocations", "scratch",
-             "peak scratch", "bits as");
-  fmt::print("{:>6}  {:<9}  {:>12} {:>12} {:>12}  {:>8}  {:>11}  {:>11}  {:>12}  {:>8}\n", "", "",
+  fmt::print("{:>6}  {:<12}  {:>12} {:>12} {:>12}  {:>8}  {:>11}  {:>11}  {:>12}  {:>8}\n",
+             "tokens", "workspace", "time/layer", "fastest", "slowest", "ratio to", "allocations",
+             "scratch", "peak scratch", "bits as");
+  fmt::print("{:>6}  {:<12}  {:>12} {:>12} {:>12}  {:>8}  {:>11}  {:>11}  {:>12}  {:>8}\n", "", "",
              "median us", "us", "us", "floor", "per call", "per call", "all layers", "allocate");
 }
 
 void print_rows(const StepResult& result) {
   for (const ModeResult& mode : result.modes) {
-    fmt::print("{:>6}  {:<9}  {:>12} {:>12} {:>12}  {:>8.2f}  {:>11}  {:>11}  {:>12}  {:>8}\n",
+    fmt::print("{:>6}  {:<12}  {:>12} {:>12} {:>12}  {:>8.2f}  {:>11}  {:>11}  {:>12}  {:>8}\n",
                result.num_tokens, to_string(mode.mode), time_text(mode.time_us.median),
                time_text(mode.time_us.min), time_text(mode.time_us.max), ratio_of(result, mode),
                count_of(mode.allocations_per_call).dump(), bytes_text(result.scratch_bytes),
                bytes_text(mode.peak_scratch_bytes), mode.bit_equal ? "equal" : "DIFFER");
+  }
+  const ModeResult& ours = result.modes.back();
+  for (const PeerResult& peer : result.peers) {
+    if (!peer.reason.empty()) {
+      if (!peer.version.empty()) fmt::print("{:>6}  {:<12}  {}\n", "", peer.name, peer.reason);
+      continue;  // what is not installed was said at the start
+    }
+    fmt::print("{:>6}  {:<12}  {:>12} {:>12} {:>12}  {:>8.2f}  {:.2f} x the time of {}\n", "",
+               peer.name, time_text(peer.time_us.median), time_text(peer.time_us.min),
+               time_text(peer.time_us.max),
+               peer.time_us.median / floor_us(result.work, result.ceilings),
+               peer.time_us.median / ours.time_us.median, to_string(ours.mode));
   }
   std::fflush(stdout);  // rows come minutes apart
 }
@@ -160,7 +195,16 @@ void print_floors(const std::vector<StepResult>& results) {
   fmt::print("\n\n");
 }
 
-void print_legend() {
+void print_peers(const std::vector<Peer>& peers, std::FILE* out) {
+  for (const Peer& peer : peers) {
+    fmt::print(out, "peer {:<12}  {}\n", peer.name(),
+               peer.runs() ? peer.version() + ": " + peer.about() : peer.reason());
+  }
+  fmt::print(out, "{}\n", peers.empty() ? "no adapters found\n" : "");
+  std::fflush(out);
+}
+
+void print_legend(bool with_peers) {
   fmt::print(
       "allocate   apply is lent no workspace and allocates scratch for each call\n"
       "per_layer  every layer keeps a workspace of its own\n"
@@ -169,6 +213,11 @@ void print_legend() {
       "           at the bandwidth, or to multiply at the peak of the kernels' instruction,\n"
       "           measured around the row: 1 is the machine's limit\n"
       "bits       outputs of a whole step, compared with those of mode allocate\n");
+  if (!with_peers) return;
+  fmt::print(
+      "peers      on the same weights, tokens and routing, in turns with ours, as many threads;\n"
+      "           their outputs match ours; times include the call from Python, a few us a "
+      "layer\n");
 }
 
 }  // namespace fusedmoe::tool

@@ -2,6 +2,7 @@
 // bench_warnings.h.
 #pragma once
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "bench_step.h"
@@ -19,6 +20,8 @@ void print_header(const BenchSetup& setup, const BenchLayers& layers);
 void print_rows(const StepResult& result);
 void print_floors(const std::vector<StepResult>& results);
 // What the columns say. Once, after all models.
-void print_legend();
+void print_legend(bool with_peers);
+// Which peers there are, and how to install the others.
+void print_peers(const std::vector<Peer>& peers, std::FILE* out);
 
 }  // namespace fusedmoe::tool

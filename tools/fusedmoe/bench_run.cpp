@@ -8,6 +8,7 @@
 
 #include "bench_html.h"
 #include "bench_load.h"
+#include "bench_peers.h"
 #include "bench_report.h"
 #include "bench_step.h"
 #include "bench_warnings.h"
@@ -79,15 +80,19 @@ struct Output {
 };
 
 void run_model(const BenchOptions& options, const BenchSetup& setup,
-               const BandwidthProbe& bandwidth, Output& output) {
+               const BandwidthProbe& bandwidth, Peers* peers, Output& output) {
   std::vector<ScratchMode> modes = {ScratchMode::shared};
   if (options.workspace_modes) {
     modes = {ScratchMode::allocate, ScratchMode::per_layer, ScratchMode::shared};
   }
   const auto [fewest, most] = std::minmax_element(options.tokens.begin(), options.tokens.end());
-  const BenchLayers layers = build_layers(
-      setup, {options.layers, *fewest, options.workspace_modes ? *most : std::int64_t{0}});
+  const BenchLayers layers =
+      build_layers(setup, {.layers = options.layers,
+                           .fewest_tokens = *fewest,
+                           .copies = 1 + (peers == nullptr ? 0 : peers->count()),
+                           .tokens_of_scratch = options.workspace_modes ? *most : std::int64_t{0}});
   const auto num_layers = static_cast<std::int64_t>(layers.plans.size());
+  if (peers != nullptr) peers->load(setup, num_layers);
   if (output.report.table()) print_header(setup, layers);
   std::vector<StepResult> results;
   for (const std::int64_t tokens : options.tokens) {
@@ -98,7 +103,7 @@ void run_model(const BenchOptions& options, const BenchSetup& setup,
       progress.step(now - percent);
       percent = now;
     };
-    results.push_back(run_steps(setup, layers.plans, tokens, modes, bandwidth, on_step));
+    results.push_back(run_steps(setup, layers.plans, tokens, modes, bandwidth, peers, on_step));
     progress.erase();
     const StepResult& result = results.back();
     for (const ModeResult& mode : result.modes) {
@@ -123,17 +128,27 @@ int run_bench(const BenchOptions& options) {
   }
   std::optional<BenchPage> page;
   if (!options.html.empty()) page.emplace(options.html);
+  std::optional<Peers> peers;
+  if (options.compare) {
+    peers.emplace(options.peers, setups[0].threads);
+    print_peers(peers->all(), output.report.table() ? stdout : stderr);
+  }
+  // As they are now: a layer that one refuses says nothing of the next model.
+  nlohmann::ordered_json described = nlohmann::ordered_json::array();
+  if (peers) described = describe(peers->all());
   const BandwidthProbe bandwidth(setups[0].threads);
-  for (const BenchSetup& setup : setups) run_model(options, setup, bandwidth, output);
+  for (const BenchSetup& setup : setups) {
+    run_model(options, setup, bandwidth, peers ? &*peers : nullptr, output);
+  }
 
-  if (output.report.table()) print_legend();
+  if (output.report.table()) print_legend(peers.has_value());
   const std::vector<std::string> texts = warnings(output.doubts);
   for (const std::string& text : texts) {
     fmt::print(output.report.table() ? stdout : stderr, "\nwarning: {}\n", text);
   }
-  if (page) page->write(output.rows, nlohmann::ordered_json::array(), texts);
-  // Anything but the same bits is a defect.
-  return output.all_equal ? kExitFine : kExitMismatch;
+  if (page) page->write(output.rows, described, texts);
+  if (!output.all_equal) return kExitMismatch;  // anything but the same bits is a defect
+  return peers && peers->lost_a_named_one() ? kExitNoDevice : kExitFine;
 }
 
 }  // namespace fusedmoe::tool

@@ -26,6 +26,8 @@ struct BenchOptions {
   bool workspace_modes = false;
   bool load = false;
   std::string html;
+  bool compare = false;
+  std::vector<std::string> peers;  // to compare with; none = all that are installed
   DeviceOptions device;
   ReportOptions report;
 };

@@ -9,6 +9,7 @@
 
 #include "bench_floor.h"
 #include "bench_layers.h"
+#include "bench_turns.h"
 #include "probes.h"
 
 namespace fusedmoe::tool {
@@ -57,13 +58,15 @@ struct StepResult {
   std::int64_t launches_per_call = 0;  // regions in which threads fork and join
   std::int64_t scratch_bytes = 0;      // workspace_size(num_tokens)
   std::vector<ModeResult> modes;
+  std::vector<PeerResult> peers;  // those of --compare, whether they ran or not
 };
 
-// Modes take turns step by step (A B C A B C), so that whatever else the machine does meets all of
-// them. on_step is called after every step with the share
-// that is done, 0 to 1, outside the timed part.
+// Modes take turns step by step (A B C A B C), and with peers, which may be null, turns of a few
+// steps (A A B B C C peer peer), so that whatever else the machine does meets all of them. on_step
+// is called after every turn with the share that is done, 0 to 1, outside the timed part.
 StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layers,
                      std::int64_t num_tokens, const std::vector<ScratchMode>& modes,
-                     const BandwidthProbe& bandwidth, const std::function<void(double)>& on_step);
+                     const BandwidthProbe& bandwidth, Peers* peers,
+                     const std::function<void(double)>& on_step);
 
 }  // namespace fusedmoe::tool

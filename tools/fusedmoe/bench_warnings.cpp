@@ -45,6 +45,9 @@ WarningFacts warning_facts(const BenchSetup& setup, const StepResult& result) {
   facts.others = result.others;
   facts.caches = result.step_bytes / static_cast<double>(last_level_cache_bytes());
   facts.threads = setup.threads;
+  for (const PeerResult& peer : result.peers) {
+    if (!peer.parked) facts.unparked = peer.name;
+  }
   for (const ModeResult& mode : result.modes) {
     facts.spread = std::max(facts.spread, mode.time_us.median / mode.time_us.min);
   }
@@ -90,6 +93,14 @@ std::vector<std::string> warnings(const std::vector<WarningFacts>& rows) {
         "a step reads only {:.1f} x the last-level cache (least: {}), so weights stay there from "
         "step to step and the ratio may fall below 1. Take more --layers",
         coldest->caches, coldest->where));
+  }
+  for (const WarningFacts& row : rows) {
+    if (row.unparked.empty()) continue;
+    texts.push_back(fmt::format(
+        "threads of {} and of fusedmoe ran at the same time ({}), so both were slower than they "
+        "are alone. Let its threads sleep after work: OMP_WAIT_POLICY=passive or KMP_BLOCKTIME=0",
+        row.unparked, row.where));
+    break;
   }
   if (rows[0].threads > cpu_threads()) {
     texts.push_back(fmt::format(

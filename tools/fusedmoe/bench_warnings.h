@@ -10,11 +10,12 @@ namespace fusedmoe::tool {
 
 // Of one model and number of tokens.
 struct WarningFacts {
-  std::string where;  // "tiny, 8 tokens"
-  double drift = 0;   // of the probes around the row
-  double spread = 0;  // the median step over the fastest: the largest of all workspace modes
-  double others = 0;  // share of the CPUs' time that other programs took
-  double caches = 0;  // what a step reads, in last-level caches
+  std::string where;     // "tiny, 8 tokens"
+  double drift = 0;      // of the probes around the row
+  double spread = 0;     // the median step over the fastest: the largest of all workspace modes
+  double others = 0;     // share of the CPUs' time that other programs took
+  std::string unparked;  // a peer whose threads, or ours beside it, still ran in the other's turn
+  double caches = 0;     // what a step reads, in last-level caches
   int threads = 1;
 };
 WarningFacts warning_facts(const BenchSetup& setup, const StepResult& result);
