@@ -1,5 +1,7 @@
 #include "bench_peers.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -45,8 +47,9 @@ Peers::Peers(const std::vector<std::string>& names, int threads) : named_(!names
       const auto found = std::find_if(chosen.begin(), chosen.end(),
                                       [&](const Adapter& adapter) { return adapter.name == name; });
       if (found == chosen.end()) {
-        throw Error(ErrorCode::invalid_argument, "--compare: expected some of " + known +
-                                                     ", got '" + name + "'; name one of these");
+        throw Error(ErrorCode::invalid_argument,
+                    fmt::format("--compare: expected some of {}, got '{}'; name one of these",
+                                known, name));
       }
       asked.push_back(*found);
     }

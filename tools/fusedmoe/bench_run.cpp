@@ -67,6 +67,7 @@ std::vector<BenchSetup> make_setups(const BenchOptions& options) {
   std::vector<std::string> models = options.models;
   if (models.empty()) models.emplace_back(kDefaultModel);
   std::vector<BenchSetup> setups;
+  setups.reserve(models.size());
   for (const std::string& model : models) setups.push_back(make_setup(options, find_model(model)));
   return setups;
 }

@@ -62,6 +62,7 @@ PeerProcess::PeerProcess(std::vector<std::string> command) {
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, errors_, STDERR_FILENO);
   std::vector<char*> arguments;
+  arguments.reserve(command.size() + 1);
   for (std::string& word : command) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   const int error = posix_spawnp(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ);

@@ -120,7 +120,7 @@ function draw() {
   document.querySelectorAll('.plot, .facts').forEach(box => { box.textContent = ''; });
   const box = id => document.querySelector(`#${id} .plot`);
   drawRatios(box('ratios'));
-  drawRoofline(box('roofline'), cells, models);
+  drawRoofline(box('roofline'), cells, models, peers);
   drawTimes(box('times'), cells, models, peers);
   drawFacts(document.querySelector('.facts'));
   drawRows(box('rows'));

@@ -3,6 +3,10 @@
 'use strict';
 
 const kPalette = ['--c0', '--c1', '--c2', '--c3', '--c4', '--c5', '--c6'].map(c => `var(${c})`);
+// Of peers in the roofline, where colours tell models apart; with the sign that the legend shows.
+const kSymbols = [['square', '\u25a1'], ['diamond', '\u25c7'], ['triangle-up', '\u25b3'],
+                  ['triangle-down', '\u25bd'], ['cross', '\u271a']];
+const symbolOf = index => kSymbols[index % kSymbols.length];
 const colorOf = index => kPalette[index % kPalette.length];
 
 // 1234.5 -> "1234", 12.345 -> "12.3", 0.01234 -> "0.012"
@@ -102,7 +106,8 @@ function place(plot, text, px, py, color) {
 function legend(box, entries) {
   const spans = d3.select(box).append('div').attr('class', 'legend').selectAll('span')
       .data(entries).enter().append('span');
-  spans.append('i').attr('class', e => e.kind).style('border-color', e => e.color);
+  spans.append('i').attr('class', e => e.kind).style('border-color', e => e.color || null)
+      .text(e => e.sign || '');
   spans.append('span').text(e => e.text);
 }
 
@@ -122,7 +127,7 @@ function merged(roofs) {
 }
 
 // cells: one row of bench for each model and number of tokens; see page.js.
-function drawRoofline(box, cells, models) {
+function drawRoofline(box, cells, models, peers) {
   const points = [];
   for (const row of cells) {
     const point = {row, x: row.operations / row.bytes_moved, color: colorOf(models.indexOf(row.model))};
@@ -148,8 +153,7 @@ function drawRoofline(box, cells, models) {
     xLabel: 'operations per byte moved', yLabel: 'GFLOP/s',
   };
   legend(box, [{kind: 'dot', color: 'var(--ink)', text: 'fusedmoe'}]
-      .concat(points.some(p => p.who !== 'fusedmoe')
-              ? [{kind: 'ring', color: 'var(--ink)', text: 'peers (hover for the name)'}] : [])
+      .concat(peers.map((name, i) => ({kind: 'sign', sign: symbolOf(i)[1], text: name})))
       .concat(models.map((name, i) => ({kind: '', color: colorOf(i), text: name}))));
   const plot = frame(box, size);
   const {svg, inside, x, y} = plot;
@@ -193,10 +197,12 @@ function drawRoofline(box, cells, models) {
     svg.append('path').attr('d', path(own.map(p => [p.x, p.y])))
         .style({fill: 'none', stroke: colorOf(i), 'stroke-width': 1.5, opacity: .55});
   });
-  tipOn(svg.selectAll('circle').data(points.slice().reverse()).enter().append('circle')
-      .attr({cx: p => x(p.x), cy: p => y(p.y), r: p => p.who === 'fusedmoe' ? 5.5 : 4.5})
+  const symbol = p => p.who === 'fusedmoe' ? d3.svg.symbol().type('circle').size(95)()
+                                           : d3.svg.symbol().type(symbolOf(peers.indexOf(p.who))[0]).size(52)();
+  tipOn(svg.selectAll('.point').data(points.slice().reverse()).enter().append('path')
+      .attr({d: symbol, transform: p => `translate(${x(p.x)},${y(p.y)})`})
       .style({fill: p => p.who === 'fusedmoe' ? p.color : 'var(--panel)', stroke: p => p.color,
-              'stroke-width': 2}),
+              'stroke-width': 1.8}),
         p => `${p.row.model}, ${tokens(p.row)}\n${p.who}: ${duration(p.us)}, ${short(p.y)} GFLOP/s at ` +
              `${short(p.x)} operations per byte`);
   for (const p of points.filter(p => p.who === 'fusedmoe')) {
