@@ -66,8 +66,9 @@ class ContractFork : public testing::Test {
     if (run(plan_, input_) != expected_) return kWrongBits;
     return run_exact(made, input_) == expected_ ? kWorked : kWrongBits;
   }
-  // clang 14's address sanitizer takes no lock of its own allocator over a fork: a child of a process
-  // that was allocating may wait for it for ever. The other builds test what these tests are for.
+  // clang 14's address sanitizer takes no lock of its own allocator over a fork: a child of a
+  // process that was allocating may wait for it for ever. The other builds test what these tests
+  // are for.
   static bool can_fork_while_allocating() {
 #if defined(FUSEDMOE_TEST_ADDRESS_SANITIZER)
     return false;

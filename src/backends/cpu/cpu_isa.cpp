@@ -119,7 +119,7 @@ bool is_available(CpuIsa isa) noexcept {
       return __builtin_cpu_supports("avx512bf16") != 0 && is_available(CpuIsa::avx512);
     case CpuIsa::amx_bf16:
 #if defined(FUSEDMOE_AMX_MODEL)
-      return true;
+      return is_available(CpuIsa::avx512_bf16);  // whose kernels do what tiles do not
 #else
       static const bool allowed = is_available(CpuIsa::avx512_bf16) && may_use_amx_bf16();
       return allowed;

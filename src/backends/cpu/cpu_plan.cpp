@@ -58,7 +58,10 @@ CpuPlan::CpuPlan(const PlanSpec& spec, const ExpertWeights& weights, const Kerne
       w2_format_(weights.w2.format),
       w13_bias_(!weights.w13_bias.empty()),
       w2_bias_(!weights.w2_bias.empty()),
-      threads_(threads) {
+      threads_(threads),
+      isa_reason_(isa_reason(spec.options.isa)),
+      threads_reason_(spec.options.max_threads > 0 ? "options.max_threads"
+                                                   : thread_limit_reason()) {
   const int nodes = static_cast<int>(numa_nodes().size());
   PackedLayout layout(spec, weights, kernels, nodes);
   if (spec.options.weight_storage != fusedmoe::WeightStorage::borrowed) {
@@ -287,12 +290,11 @@ std::string CpuPlan::describe() const {
               std::to_string(storage_->bytes()) + " bytes, " +
               (spec_.options.storage.empty() ? "own memory" : "the caller's memory");
   }
-  const std::string reason = isa_reason(spec_.options.isa);
   const std::size_t nodes = numa_nodes().size();
   if (nodes > 1) weights += ", panels shared by " + std::to_string(nodes) + " NUMA nodes";
-  return std::string("device: cpu, instruction set ") + to_string(layer_.kernels.isa) + (reason.empty() ? "" : " (" + reason + ")") + ", threads " +
-         std::to_string(threads_) + " (" +
-         (spec_.options.max_threads > 0 ? "options.max_threads" : thread_limit_reason()) + ")\n" +
+  const std::string reason = isa_reason_.empty() ? "" : " (" + isa_reason_ + ")";
+  return std::string("device: cpu, instruction set ") + to_string(layer_.kernels.isa) + reason +
+         ", threads " + std::to_string(threads_) + " (" + threads_reason_ + ")\n" +
          "weights: w13 " + fusedmoe::to_string(w13_format_) + ", w2 " +
          fusedmoe::to_string(w2_format_) + ", " + weights + "\n" +
          "permute: stable counting sort by local expert, on the caller's thread\n" +

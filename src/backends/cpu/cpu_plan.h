@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backends/cpu/grouped_gemm.h"
@@ -42,6 +43,8 @@ class CpuPlan final : public BackendPlan {
   WeightFormat w13_format_, w2_format_;
   bool w13_bias_, w2_bias_;
   int threads_;
+  // Why there are no better ones: of the environment that the plan was made in.
+  std::string isa_reason_, threads_reason_;
   std::unique_ptr<WeightStorage> storage_;  // null = borrowed
   ExpertWeights borrowed_;
   Layer layer_;

@@ -59,12 +59,14 @@ PackedLayout::PackedLayout(const PlanSpec& spec, const ExpertWeights& weights,
   w2 = panels(weights.w2, weights.w2_bias, kernels.inputs2->panel, h_size, kPanelOutputs, i_size);
   const std::int64_t alignment = nodes > 1 ? kNodeAlignment : kHeaderBytes;
   starts_.assign(static_cast<std::size_t>(nodes) + 1, alignment);
+  ends_.assign(static_cast<std::size_t>(nodes), 0);
   for (int node = 0; node < nodes; ++node) {
     std::int64_t bytes = 0;
     for (const Panels& p : {w13, w2}) {
       bytes += (first_panel(p, node + 1) - first_panel(p, node)) * p.bytes;
     }
     const std::int64_t end = node_start(node) + num_experts_ * bytes;
+    ends_[static_cast<std::size_t>(node)] = end;
     starts_[static_cast<std::size_t>(node) + 1] = (end + alignment - 1) / alignment * alignment;
   }
 }
@@ -130,6 +132,14 @@ void WeightStorage::begin_write() {
   std::memset(data_, 0, kHeaderBytes);
   std::memcpy(header()->magic, kMagic, sizeof(kMagic));
   std::memcpy(header()->facts, facts_, sizeof(facts_));
+  if (owned_) return;  // pages of zeros
+  // Equal weights are equal bytes, whatever the memory held where no panel lies.
+  std::int64_t end = kHeaderBytes;
+  for (int node = 0; node <= layout_.nodes(); ++node) {
+    const std::int64_t start = layout_.node_start(node);
+    std::memset(data_ + end, 0, static_cast<std::size_t>(start - end));
+    if (node < layout_.nodes()) end = layout_.node_end(node);
+  }
 }
 
 void WeightStorage::end_write() { header()->complete = 1; }

@@ -45,6 +45,8 @@ class PackedLayout {
            panel * kBiasPanelBytes;
   }
   std::int64_t node_start(int node) const { return starts_[static_cast<std::size_t>(node)]; }
+  // Of its last panel: what lies between that and the start of the next is not used.
+  std::int64_t node_end(int node) const { return ends_[static_cast<std::size_t>(node)]; }
   // Header and all experts.
   std::int64_t storage_bytes() const {
     return starts_.back() + num_experts_ * expert_bias_bytes_;
@@ -56,6 +58,7 @@ class PackedLayout {
   std::int64_t num_experts_ = 0;
   std::int64_t expert_bias_bytes_ = 0;
   std::vector<std::int64_t> starts_{0, 0};  // of each node's part, and of the biases
+  std::vector<std::int64_t> ends_{0};
 };
 
 class WeightStorage {

@@ -57,8 +57,8 @@ class AmxModel {
 
  private:
   struct Tile {
-    int rows = 0;
-    alignas(64) std::uint8_t data[16][64] = {};
+    int rows;
+    alignas(64) std::uint8_t data[16][64];
   };
   static float element(const Tile& tile, int row, int index) {
     std::uint16_t bits;
