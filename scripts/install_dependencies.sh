@@ -4,7 +4,8 @@
 #   scripts/install_dependencies.sh [build|check]
 set -eu
 
-packages="g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev"
+packages="g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev
+  libjs-d3 python3"
 if [ "${1:-build}" = check ]; then
   packages="$packages clang clang-format clang-tidy libclang-rt-14-dev binutils"
 fi

@@ -232,7 +232,7 @@ std::vector<nlohmann::json> bench(std::vector<std::string> arguments, int expect
 
 TEST(Bench, RowsOfATinyRun) {
   const auto rows = bench({"--model", "tiny", "--layers", "2", "--tokens", "1,3", "--threads", "2",
-                           "--workspace-modes"},
+                           "--seconds", "0.1", "--workspace-modes"},
                           kExitFine);
   ASSERT_EQ(rows.size(), 6U);
   const std::set<std::string> keys = {"model",
@@ -251,6 +251,7 @@ TEST(Bench, RowsOfATinyRun) {
                                       "workspace_mode",
                                       "active_experts",
                                       "bytes_moved",
+                                      "operations",
                                       "time_us",
                                       "floor_us",
                                       "ratio",
@@ -258,6 +259,9 @@ TEST(Bench, RowsOfATinyRun) {
                                       "peak_gflops",
                                       "peak_instruction",
                                       "best_peak_gflops",
+                                      "bandwidth_probes_gbs",
+                                      "peak_probes_gflops",
+                                      "other_cpu_share",
                                       "allocations_per_call",
                                       "launches_per_call",
                                       "scratch_bytes",
@@ -296,7 +300,7 @@ TEST(Bench, RowsOfATinyRun) {
 
 TEST(Bench, OneRowPerTokensWithoutModes) {
   const auto rows = bench({"--shape", "48,20,4,2", "--layers", "3", "--tokens", "2", "--dtype",
-                           "f32", "--format", "f16", "--threads", "1"},
+                           "f32", "--format", "f16", "--threads", "1", "--seconds", "0.1"},
                           kExitFine);
   ASSERT_EQ(rows.size(), 1U);
   EXPECT_EQ(rows[0]["workspace_mode"], "shared");

@@ -65,10 +65,14 @@ ConstMatrixView BenchInputs::topk_weights(const Routing& routing) const {
 }
 
 const Routing& BenchInputs::routing(std::int64_t step, std::int64_t layer) const {
+  return routings_[static_cast<std::size_t>(routing_index(step, layer))];
+}
+
+std::int64_t BenchInputs::routing_index(std::int64_t step, std::int64_t layer) const {
   const auto sets = static_cast<std::int64_t>(routings_.size()) / num_layers_;
   const std::int64_t set = step % sets;
   const std::int64_t turn = step / sets;
-  return routings_[static_cast<std::size_t>(set * num_layers_ + (layer + turn) % num_layers_)];
+  return set * num_layers_ + (layer + turn) % num_layers_;
 }
 
 }  // namespace fusedmoe::tool

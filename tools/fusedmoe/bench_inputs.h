@@ -27,6 +27,9 @@ class BenchInputs {
   // Differs from layer to layer and from step to step. A step takes the routings of one set, each
   // once, in rotating order: so with 8 layers or more all steps move the same bytes.
   const Routing& routing(std::int64_t step, std::int64_t layer) const;
+  // Its place among routings().
+  std::int64_t routing_index(std::int64_t step, std::int64_t layer) const;
+  const std::vector<Routing>& routings() const { return routings_; }
 
  private:
   std::int64_t num_tokens_;

@@ -150,6 +150,7 @@ BenchLayers build_layers(const BenchSetup& setup, const LayerNeeds& needs) {
   RandomExperts experts(setup, 1);
   std::int64_t bytes =
       FusedMoe::packed_weights_size(setup.shape.config, experts.as_source(0), setup.options).bytes;
+  bytes *= needs.copies;
   const std::int64_t available = available_memory_bytes();
   const auto fitting = [&] {
     return static_cast<std::int64_t>(kMemoryShare * static_cast<double>(available)) / bytes;
@@ -177,7 +178,8 @@ BenchLayers build_layers(const BenchSetup& setup, const LayerNeeds& needs) {
     count = std::max(kFewestLayers, static_cast<std::int64_t>(wanted));
     result.why = "so that a step reads 10 x the last-level cache";
   }
-  const std::string memory_why = "what 60 % of the available memory holds";
+  const std::string memory_why = std::string("what 60 % of the available memory holds") +
+                                 (needs.copies > 1 ? ", for ours and the peers'" : "");
   limit(std::max<std::int64_t>(fitting(), 1), memory_why);
   Progress progress("packing layer", count);
   const auto start = std::chrono::steady_clock::now();

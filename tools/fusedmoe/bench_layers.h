@@ -12,11 +12,15 @@
 
 namespace fusedmoe::tool {
 
+// Long enough for a median that repeats within 2 % on a quiet machine.
+inline constexpr double kDefaultSeconds = 1.5;
+
 struct BenchSetup {
   ModelShape shape;  // its config with the dtype that was asked for
   WeightFormat format = WeightFormat::bf16;
-  PlanOptions options;  // with the shape's expert map
-  int threads = 1;      // for probes and random numbers; plans have options.max_threads
+  PlanOptions options;               // with the shape's expert map
+  double seconds = kDefaultSeconds;  // to time each row
+  int threads = 1;  // for probes and random numbers; plans have options.max_threads
 };
 
 // Random floats of the given format, f32, f16 or bf16: signed, of magnitudes 2^-7 to 2^-5, which
@@ -54,6 +58,7 @@ struct BenchLayers {
 struct LayerNeeds {
   std::optional<int> layers;           // as asked for; unset = choose
   std::int64_t fewest_tokens = 1;      // of one apply
+  std::int64_t copies = 1;             // of the weights: ours, and one for each peer
   std::int64_t tokens_of_scratch = 0;  // 0 = layers have no workspace of their own
 };
 

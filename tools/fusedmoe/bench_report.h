@@ -1,6 +1,8 @@
-// The rows of bench: as JSON, and as a table for people with a legend and warnings.
+// The rows of bench: as JSON, and as a table for people with a legend. Warnings are in
+// bench_warnings.h.
 #pragma once
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "bench_step.h"
@@ -16,10 +18,10 @@ nlohmann::ordered_json bench_row(const BenchSetup& setup, std::int64_t layers,
 // On stdout. `why`: of the number of layers.
 void print_header(const BenchSetup& setup, const BenchLayers& layers);
 void print_rows(const StepResult& result);
-void print_legend(const BenchSetup& setup, const std::vector<StepResult>& results);
-
-// What makes the figures doubtful, with the cure: a noisy machine, or weights that stayed in the
-// cache. Empty when nothing does.
-std::vector<std::string> warnings(const std::vector<StepResult>& results);
+void print_floors(const std::vector<StepResult>& results);
+// What the columns say. Once, after all models.
+void print_legend(bool with_peers);
+// Which peers there are, and how to install the others.
+void print_peers(const std::vector<Peer>& peers, std::FILE* out);
 
 }  // namespace fusedmoe::tool

@@ -9,13 +9,12 @@
 #include "bench_allocations.h"
 #include "bench_inputs.h"
 #include "bench_threads.h"
+#include "cpu_use.h"
 #include "device_option.h"
 
 namespace fusedmoe::tool {
 namespace {
 
-// Of one mode: long enough for a median that repeats within 2 % on a quiet machine.
-constexpr double kSecondsPerMode = 1.5;
 constexpr std::int64_t kFewestSteps = 5;
 constexpr std::int64_t kMostSteps = 2000;
 
@@ -79,6 +78,17 @@ class Steps {
     return result;
   }
 
+  // The output of one layer at step 0, until the next call of anything.
+  const std::byte* output_of(std::int64_t layer) {
+    apply(static_cast<std::size_t>(layer), 0, Workspace());
+    return output_.data();
+  }
+
+  // Wakes the threads.
+  void warm(ScratchMode mode, std::int64_t step) { apply(0, step, workspace(mode, 0)); }
+
+  const BenchInputs& inputs() const { return inputs_; }
+
   // Microseconds per layer.
   double time(ScratchMode mode, std::int64_t step) {
     const auto start = std::chrono::steady_clock::now();
@@ -132,11 +142,21 @@ class Steps {
   std::vector<WorkspaceBuffer> per_layer_;
 };
 
-double drift_of(double before, double after) {
-  return std::abs(before - after) / std::max(before, after);
+// Means over the probes before and after the timed part; both measured the same instructions.
+void set_peaks(StepResult& result, const Peaks& before, const Peaks& after) {
+  result.peaks = before;
+  result.peaks.gflops = (before.gflops + after.gflops) / 2;
+  result.peaks.best_gflops = (before.best_gflops + after.best_gflops) / 2;
+  for (std::size_t i = 0; i < before.all.size(); ++i) {
+    const ProbePair pair{before.all[i].gflops, after.all[i].gflops};
+    result.peak_probes.push_back({before.all[i].instruction, pair});
+    result.drift = std::max(result.drift, pair.drift());
+  }
 }
 
 }  // namespace
+
+double ProbePair::drift() const { return std::abs(before - after) / std::max(before, after); }
 
 const char* to_string(ScratchMode mode) noexcept {
   constexpr const char* kNames[] = {"allocate", "per_layer", "shared"};
@@ -145,49 +165,64 @@ const char* to_string(ScratchMode mode) noexcept {
 
 StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layers,
                      std::int64_t num_tokens, const std::vector<ScratchMode>& modes,
-                     const BandwidthProbe& bandwidth, const std::function<void(double)>& on_step) {
+                     const BandwidthProbe& bandwidth, Peers* peers,
+                     const std::function<void(double)>& on_step) {
   StepResult result;
   result.num_tokens = num_tokens;
   result.scratch_bytes = layers[0].workspace_size(num_tokens).bytes;
   Steps steps(setup, layers, num_tokens);
   const std::string isa = chosen_isa(setup.options);
+  double seconds_per_step = 0;
   for (const ScratchMode mode : modes) {
     result.modes.push_back(steps.check(mode));
-    steps.time(mode, 0);
+    seconds_per_step = steps.time(mode, 0) * 1e-6 * static_cast<double>(layers.size());
     on_step(0);
   }
   result.launches_per_call = steps.count_launches();
+  PeerTurns turns(peers, setup, steps.inputs(), static_cast<std::int64_t>(layers.size()));
+  turns.check([&](std::int64_t layer) { return steps.output_of(layer); });
 
-  const double bandwidth_before = bandwidth.measure_gbs();
+  turns.park_peers();
+  result.bandwidth_gbs.before = bandwidth.measure_gbs();
   const Peaks peaks_before = measure_peaks(isa, setup.format, setup.threads);
+  const CpuUse use(turns.processes());
   std::vector<std::vector<double>> times(modes.size());
   std::vector<Work> works;
   const auto start = std::chrono::steady_clock::now();
-  const double budget = kSecondsPerMode * static_cast<double>(modes.size());
+  const double budget =
+      setup.seconds * static_cast<double>(modes.size() + turns.processes().size());
+  const std::int64_t per_turn = turns.steps_per_turn(seconds_per_step);
   while (result.steps < kMostSteps &&
          (result.steps < kFewestSteps || seconds_since(start) < budget)) {
     for (std::size_t m = 0; m < modes.size(); ++m) {
-      times[m].push_back(steps.time(modes[m], result.steps));
-      on_step(std::min({1.0, seconds_since(start) / budget,
-                        static_cast<double>(result.steps) / static_cast<double>(kFewestSteps)}));
+      if (!turns.empty()) {
+        turns.park_peers();
+        steps.warm(modes[m], result.steps);
+      }
+      for (std::int64_t s = 0; s < per_turn; ++s) {
+        times[m].push_back(steps.time(modes[m], result.steps + s));
+      }
     }
-    works.push_back(steps.work(result.steps));
-    ++result.steps;
+    turns.run(result.steps, per_turn);
+    for (std::int64_t s = 0; s < per_turn; ++s) works.push_back(steps.work(result.steps + s));
+    result.steps += per_turn;
+    on_step(std::min({1.0, seconds_since(start) / budget,
+                      static_cast<double>(result.steps) / static_cast<double>(kFewestSteps)}));
   }
-  const double bandwidth_after = bandwidth.measure_gbs();
+  turns.park_peers();
+  result.others = use.share_of_others();
+  result.bandwidth_gbs.after = bandwidth.measure_gbs();
   const Peaks peaks_after = measure_peaks(isa, setup.format, setup.threads);
 
   for (std::size_t m = 0; m < modes.size(); ++m) {
     result.modes[m].time_us = spread_of(std::move(times[m]));
   }
+  result.peers = turns.results();
   result.work = mean_of(works);
   result.step_bytes = result.work.bytes * static_cast<double>(layers.size());
-  result.peaks = peaks_before;
-  result.peaks.gflops = (peaks_before.gflops + peaks_after.gflops) / 2;
-  result.peaks.best_gflops = (peaks_before.best_gflops + peaks_after.best_gflops) / 2;
-  result.ceilings = {(bandwidth_before + bandwidth_after) / 2, result.peaks.gflops};
-  result.drift = std::max(drift_of(bandwidth_before, bandwidth_after),
-                          drift_of(peaks_before.gflops, peaks_after.gflops));
+  result.drift = result.bandwidth_gbs.drift();
+  set_peaks(result, peaks_before, peaks_after);
+  result.ceilings = {result.bandwidth_gbs.mean(), result.peaks.gflops};
   return result;
 }
 

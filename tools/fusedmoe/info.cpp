@@ -1,4 +1,6 @@
 // `fusedmoe info`: what this build and this machine offer, and why something is missing.
+#include "info.h"
+
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -26,7 +28,9 @@ std::string isa_reason(const std::vector<IsaInfo>& isas, const std::string& chos
   return limited ? std::string("limited by FUSEDMOE_ISA=") + environment : "limited";
 }
 
-nlohmann::ordered_json facts() {
+}  // namespace
+
+nlohmann::ordered_json machine_facts() {
   nlohmann::ordered_json row;
   const std::vector<IsaInfo> isas = cpu_isas();
   row["version"] = version();
@@ -53,6 +57,8 @@ nlohmann::ordered_json facts() {
   }
   return row;
 }
+
+namespace {
 
 void print(const nlohmann::ordered_json& row) {
   const auto text = [](const nlohmann::ordered_json& value) { return value.get<std::string>(); };
@@ -95,7 +101,7 @@ void add_info(CLI::App& app, Verb& verb) {
   info->callback([options, &verb] {
     verb.run = [options] {
       Report report(*options);
-      const nlohmann::ordered_json row = facts();
+      const nlohmann::ordered_json row = machine_facts();
       report.row(row);
       if (report.table()) print(row);
       return kExitFine;

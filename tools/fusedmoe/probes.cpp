@@ -117,6 +117,7 @@ Peaks measure_peaks(const std::string& isa, WeightFormat format, int threads) {
     if (std::string(loop.isa) == "scalar" && isa != "scalar" && has_other) continue;
     if (loop.format != WeightFormat::f32 && loop.format != format) continue;
     const double gflops = measure_peak(loop, threads);
+    peaks.all.push_back({loop.instruction, gflops});
     if (loop.isa == isa) {
       peaks.gflops = gflops;
       peaks.instruction = loop.instruction;

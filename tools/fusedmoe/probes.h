@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "fusedmoe/weights.h"
 
@@ -49,11 +50,17 @@ std::span<const PeakLoop> peak_loops();
 // Sums up the memory, in any way that the compiler cannot drop. In probes_peak.cpp.
 std::uint64_t read_bytes(const std::byte* data, std::size_t bytes);
 
+struct PeakReading {
+  std::string instruction;
+  double gflops = 0;
+};
+
 struct Peaks {
   double gflops = 0;  // of the instruction that kernels of the plan's isa use for the format
   std::string instruction;
   double best_gflops = 0;  // of the machine's best instruction for the format, used or not
   std::string best_instruction;
+  std::vector<PeakReading> all;  // of every instruction that was measured, in order of peak_loops()
 };
 
 // By `threads` threads; about 0.1 s for each instruction.

@@ -163,13 +163,13 @@ void CpuPlan::pack_panel(const ExpertWeights& weights, std::int64_t in_weights, 
   const PackedLayout& layout = storage_->layout();
   if (index < layout.w13.count) {
     copy_panel(w13_panel(spec_, weights, in_weights, index), 0, spec_.config.hidden_size,
-               layout.w13.layout, storage_->panel(layout.w13, local, index));
+               layout.w13.layout, storage_->panel(layout.w13, local, index), PanelUse::later);
     float* bias = storage_->bias(layout.w13, local, index);
     if (bias != nullptr) w13_bias_panel(spec_, weights, in_weights, index, bias);
   } else {
     index -= layout.w13.count;
     copy_panel(w2_panel(spec_, weights, in_weights, index), 0, spec_.config.intermediate_size,
-               layout.w2.layout, storage_->panel(layout.w2, local, index));
+               layout.w2.layout, storage_->panel(layout.w2, local, index), PanelUse::later);
     float* bias = storage_->bias(layout.w2, local, index);
     if (bias != nullptr) w2_bias_panel(spec_, weights, in_weights, index, bias);
   }

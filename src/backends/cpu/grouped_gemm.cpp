@@ -16,9 +16,10 @@ constexpr int kPanelGroup = 16;
 constexpr std::int64_t kBorrowedK = 1024;
 // Of any instruction set: GemmInputs::max_rows.
 constexpr int kMostRows = 256;
-// A thread more must bring at least this much of the weights. An estimate: at 400 KB in all, two
-// threads take 16 us where one takes 22 (Zen 4); below 64 KB nothing was gained by a second.
-constexpr std::int64_t kMinThreadBytes = 32 * 1024;
+// A thread more must bring at least this much of w13. Two threads cost 2 us to start, meet and end,
+// and one reads 60 to 100 GB/s from its caches: one token through 100 KB of weights takes 2.1 us on
+// one thread and 3.4 on two, 200 KB 3.4 and 4.0, 400 KB 6.2 and 5.7 (Zen 4).
+constexpr std::int64_t kMinThreadBytes = 128 * 1024;
 
 // One of the two weight matrices, panel by panel.
 struct Matrix {

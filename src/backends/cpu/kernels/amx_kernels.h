@@ -21,8 +21,9 @@ inline constexpr std::int64_t kStepBytes = 2048;    // of a panel: two tiles of 
 inline constexpr std::int64_t kSumsStride = kPanelOutputs * sizeof(float);
 // Steps of a panel that stay in L1 (16 KiB) while many rows pass.
 inline constexpr std::int64_t kPartSteps = 8;
-// Bytes ahead in the stream of panels, for rows that pass once: 4 to 32 KiB cost 10 % and more, since
-// prefetches hold the fill buffers that tile loads need (Xeon with AMX).
+// Bytes ahead in the stream of panels, to L1, for rows that pass once: 0.5 to 2 KiB are the same, L2
+// instead of L1 costs 7 %, and 4 to 32 KiB cost 10 % and more, since prefetches hold the fill buffers
+// that tile loads need (1 token, Xeon with AMX).
 inline constexpr std::int64_t kTileAhead = 1024;
 
 // Inputs lie row after row, zeros behind the last k, with a pad of one line.
@@ -49,7 +50,8 @@ struct StepsAhead {
 };
 
 // One or two blocks of 16 rows by 32 outputs over some steps.
-template <class Tiles, bool kTwo>
+// kLocality: into L1 (3) or L2 (2).
+template <class Tiles, bool kTwo, int kLocality>
 FUSEDMOE_INLINE void multiply_tiles(const char* a, std::int64_t a_stride, const char* panel,
                                     std::int64_t steps, float* sums, bool first,
                                     const StepsAhead& ahead) {
@@ -67,7 +69,7 @@ FUSEDMOE_INLINE void multiply_tiles(const char* a, std::int64_t a_stride, const 
   }
   for (std::int64_t step = 0; step < steps; ++step) {
     const char* line = (step < ahead.until ? ahead.from : ahead.then) + step * ahead.lines * 64;
-    for (int i = 0; i < ahead.lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
+    for (int i = 0; i < ahead.lines; ++i) __builtin_prefetch(line + i * 64, 0, kLocality);
     const char* weights = panel + step * kStepBytes;
     Tiles::template load<6>(weights, 128);
     Tiles::template load<4>(a + step * 64, a_stride);
@@ -118,10 +120,18 @@ FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile) {
       const char* rows = a + pass * 2 * kTileRows * stride + begin * 64;
       float* sums = tile.accumulators + pass * 2 * kTileRows * kPanelOutputs;
       const bool first = tile.first && begin == 0;
-      if (pass * 2 + 1 < blocks) {
-        multiply_tiles<Tiles, true>(rows, stride, weights, count, sums, first, ahead);
+      const bool two = pass * 2 + 1 < blocks;
+      const auto run = [&]<int kLocality>() {
+        if (two) {
+          multiply_tiles<Tiles, true, kLocality>(rows, stride, weights, count, sums, first, ahead);
+        } else {
+          multiply_tiles<Tiles, false, kLocality>(rows, stride, weights, count, sums, first, ahead);
+        }
+      };
+      if (passes == 1) {
+        run.template operator()<3>();
       } else {
-        multiply_tiles<Tiles, false>(rows, stride, weights, count, sums, first, ahead);
+        run.template operator()<2>();
       }
     }
   }

@@ -68,20 +68,53 @@ struct F32x16 {
   }
 };
 
-template <WeightFormat kFormat>
-struct FmaStep {
+// 1 token, GB/s with weights prefetched 0, 1024, 4096 and 16384 bytes ahead: 41.6, 47.3, 49.5 and 48.3
+// (Xeon), 45.1, 44.5 and 46.1 (Zen 4, without the last).
+constexpr std::int64_t kWeightsAhead = 4096;
+
+struct FmaArithmetic {
   using Vector = __m512;
   static constexpr int kUnits = 1;
-  static constexpr int kLines = kFormat == WeightFormat::f32 ? 2 : 1;
-  FUSEDMOE_INLINE static void weights(const void* panel, std::int64_t unit, Vector (&w)[2]) {
-    w[0] = load_weights<F32x16, kFormat>(panel, unit * kPanelOutputs).v;
-    w[1] = load_weights<F32x16, kFormat>(panel, unit * kPanelOutputs + 16).v;
-  }
+  static constexpr std::int64_t kAhead = kWeightsAhead;
   FUSEDMOE_INLINE static Vector broadcast(const std::uint32_t* a) {
     return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(*a)));
   }
   FUSEDMOE_INLINE static __m512 add(__m512 sum, Vector x, Vector w) {
     return _mm512_fmadd_ps(x, w, sum);
+  }
+};
+
+template <WeightFormat kFormat>
+struct FmaStep : FmaArithmetic, SumsInOrder {
+  static constexpr int kLines = kFormat == WeightFormat::f32 ? 2 : 1;
+  FUSEDMOE_INLINE static void weights(const void* panel, std::int64_t unit, Vector (&w)[2]) {
+    w[0] = load_weights<F32x16, kFormat>(panel, unit * kPanelOutputs).v;
+    w[1] = load_weights<F32x16, kFormat>(panel, unit * kPanelOutputs + 16).v;
+  }
+};
+
+// Even and odd columns apart: each is one operation away from fp32, where columns in order take two.
+template <>
+struct FmaStep<WeightFormat::bf16> : FmaArithmetic {
+  static constexpr int kLines = 1;
+  FUSEDMOE_INLINE static void weights(const void* panel, std::int64_t unit, Vector (&w)[2]) {
+    const __m512i pairs = _mm512_loadu_si512(static_cast<const char*>(panel) + unit * 64);
+    w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
+    w[1] = _mm512_castsi512_ps(
+        _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
+  }
+  FUSEDMOE_INLINE static void load_sums(const float* from, __m512 (&sums)[2]) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512 low = _mm512_loadu_ps(from);
+    const __m512 high = _mm512_loadu_ps(from + 16);
+    sums[0] = _mm512_permutex2var_ps(low, even, high);
+    sums[1] = _mm512_permutex2var_ps(low, _mm512_or_si512(even, _mm512_set1_epi32(1)), high);
+  }
+  FUSEDMOE_INLINE static void store_sums(const __m512 (&sums)[2], float* to) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    _mm512_storeu_ps(to, _mm512_permutex2var_ps(sums[0], low, sums[1]));
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    _mm512_storeu_ps(to + 16, _mm512_permutex2var_ps(sums[0], high, sums[1]));
   }
 };
 

@@ -1,0 +1,91 @@
+"""What the adapters over torch share: finding torch, its threads, tensors of the shared memory, and
+the environment in which OpenMP runs best. A peer derives from TorchPeer."""
+
+import os
+import sys
+
+from _adapter import Missing, Refused
+
+_READY = "FUSEDMOE_PEER_READY"
+
+
+def restart_with(threads, preload):
+    """Starts this program again with OpenMP set up and with `preload`, paths of libraries: both are
+    read when a process starts. What the user has set wins."""
+    if os.environ.get(_READY):
+        return
+    environment = dict(os.environ)
+    environment[_READY] = "1"
+    defaults = {
+        "OMP_NUM_THREADS": str(threads),
+        # Layers follow each other within microseconds, so this costs nothing inside a step; the
+        # default of 200 ms would let the threads spin into the other side's turn.
+        "KMP_BLOCKTIME": "1",
+    }
+    if len(os.sched_getaffinity(0)) > threads:
+        # As vLLM binds its threads. Not where every CPU has a thread anyway: there it gains nothing,
+        # and a thread that shares its CPU with another program holds up all others (medians 3 to 20
+        # times slower on a machine of 2 CPUs where a compiler ran).
+        defaults |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+    for name, value in defaults.items():
+        environment.setdefault(name, value)
+    libraries = [environment["LD_PRELOAD"]] if environment.get("LD_PRELOAD") else []
+    environment["LD_PRELOAD"] = ":".join(preload + libraries)
+    if not environment["LD_PRELOAD"]:
+        del environment["LD_PRELOAD"]
+    os.execve(sys.executable, [sys.executable] + sys.argv, environment)
+
+
+def import_torch(install):
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        raise Missing(f"torch: {str(error).splitlines()[0]}", install) from None
+    return torch
+
+
+class TorchPeer:
+    """Keeps the inputs as tensors; a subclass packs layers and applies them."""
+
+    def __init__(self, torch, threads):
+        self.torch = torch
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+        self.clear()
+
+    def clear(self):
+        self.layers = []
+        self.hidden = self.output = None
+        self.routings = []  # of (topk_ids, topk_weights)
+
+    def tensor(self, view, dtype, *shape):
+        return self.torch.frombuffer(view, dtype=dtype).view(*shape)
+
+    def matrices(self, shape, tensors):
+        """w13 [E, 2I, H], w2 [E, H, I] in the shared memory; a peer packs or copies them."""
+        dtype = self.dtypes[shape["format"]]
+        experts, hidden = shape["num_experts"], shape["hidden_size"]
+        inner = shape["intermediate_size"]
+        self.shape = shape
+        return (self.tensor(tensors["w13"], dtype, experts, 2 * inner, hidden),
+                self.tensor(tensors["w2"], dtype, experts, hidden, inner))
+
+    def only_plain_bf16(self, shape):
+        """Refuses what no kernel here is driven for."""
+        wanted = {"format": "bf16", "dtype": "bf16", "activation": "silu", "bias": False,
+                  "expert_parallel": False}
+        for name, value in wanted.items():
+            if shape[name] != value:
+                raise Refused(f"this adapter drives {name} {value} only, not {shape[name]}")
+
+    def set_inputs(self, num_tokens, hidden, routings, output):
+        torch, shape = self.torch, self.shape
+        dtype = self.dtypes[shape["dtype"]]
+        self.hidden = self.tensor(hidden, dtype, num_tokens, shape["hidden_size"]).clone()
+        self.output = self.tensor(output, dtype, num_tokens, shape["hidden_size"])
+        self.routings = [
+            (self.tensor(ids, torch.int32, num_tokens, shape["top_k"]).clone(),
+             self.tensor(weights, torch.float32, num_tokens, shape["top_k"]).clone())
+            for ids, weights in routings
+        ]
