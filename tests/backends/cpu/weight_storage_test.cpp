@@ -104,8 +104,8 @@ void expect_sound(const PackedLayout& layout, int nodes, bool w13_bias, bool w2_
 }
 
 TEST(PackedLayoutTest, EveryPanelAndBiasHasItsOwnPlace) {
-  for (const std::int64_t hidden : {1, 31, 33, 64, 100, 330}) {
-    for (const std::int64_t inter : {1, 15, 17, 32, 70, 163}) {
+  for (const std::int64_t hidden : {1, 33, 64, 330}) {
+    for (const std::int64_t inter : {1, 17, 32, 163}) {
       for (const Activation kind : {Activation::silu, Activation::relu2}) {
         for (const CpuIsa isa : all_isas()) {
           for (int biases = 0; biases < 4; ++biases) {
