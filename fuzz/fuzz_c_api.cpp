@@ -182,7 +182,8 @@ struct Session {
     options.init(fusedmoe_plan_options_init);
     options->device = in.rare() ? device.spoiled(in) : nullptr;
     options->expert_map = in.rare() ? expert_map.spoiled(in) : nullptr;
-    options->isa = in.pick<const char*>(nullptr, {"", "scalar", "avx2", "none such"});
+    options->isa = in.pick<const char*>(
+        nullptr, {"", "scalar", "avx2", "avx512", "avx512_bf16", "amx_bf16", "none such"});
     options->mode = in.enumerator(0, 1);
     options->batch_invariant = in.enumerator(-1, 1);
     options->max_threads = in.pick(1, {0, 2, 3, -1});

@@ -60,7 +60,7 @@ class Guarded {
 
 struct Case {
   DType dtype;
-  const char* isa;
+  std::string isa;
   WeightStorage storage;
   Side side;
 };
@@ -89,7 +89,7 @@ TEST_P(ContractMemoryGuard, M2_NoByteOutsideOfAnyBuffer) {
   options.max_threads = 2;
   options.weight_storage = p.storage;
   if (p.storage == WeightStorage::caller) {
-    options.storage = memory.fresh(FusedMoe::packed_weights_size(config, guarded).bytes);
+    options.storage = memory.fresh(FusedMoe::packed_weights_size(config, guarded, options).bytes);
   }
   FusedMoe plan = FusedMoe::create(config, guarded, options);
   plan.refresh(guarded);
@@ -145,7 +145,7 @@ TEST_P(ContractMemoryGuard, M2_NoByteOutsideOfAnyBuffer) {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    for (const char* isa : {"scalar", ""}) {
+    for (const std::string& isa : isas()) {
       for (const WeightStorage storage : {WeightStorage::caller, WeightStorage::borrowed}) {
         for (const Side side : {Side::front, Side::back}) {
           all.push_back({dtype, isa, storage, side});
@@ -158,7 +158,7 @@ std::vector<Case> cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, ContractMemoryGuard, testing::ValuesIn(cases()), [](const auto& i) {
   const Case& p = i.param;
-  return std::string(to_string(p.dtype)) + (p.isa[0] != '\0' ? "_scalar" : "_best") +
+  return std::string(to_string(p.dtype)) + "_" + p.isa +
          (p.storage == WeightStorage::caller ? "_packed" : "_borrowed") +
          (p.side == Side::front ? "_front" : "_back");
 });

@@ -194,39 +194,71 @@ TEST(ContractNumbers, B038_NanAndInfinityStayInTheirRows) {
 
 #if defined(__x86_64__)
 TEST(ContractNumbers, B153_CallersFloatingPointSettingsNeitherMatterNorChange) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    const Layer layer(odd_config(dtype));
-    for (const int threads : {1, 3}) {
-      const FusedMoe plan = layer.plan({.max_threads = threads});
-      RandomInput input = layer.input(30);
-      auto* bytes = static_cast<std::byte*>(const_cast<void*>(input.hidden().data));
-      const std::uint32_t subnormal = 0x000ae398;  // 1e-39, also as a pair of bf16
-      for (int i = 0; i < 131; i += 2) std::memcpy(bytes + 4 * i, &subnormal, 4);
-      const Bytes expected = run_exact(plan, input);
-      TestRunner sequential(TestRunner::Kind::sequential, threads);
-      ApplyContext with_runner;
-      with_runner.runner = sequential.view();
-      const unsigned before = _mm_getcsr();
-      // Flush to zero, subnormals are zero, the rounding modes, all exceptions unmasked.
-      for (const unsigned settings : {0x9fc0U, 0x1f80U, 0x3f80U, 0x5f80U, 0x7f80U, 0xffc0U}) {
-        for (const ApplyContext& context : {ApplyContext{}, with_runner}) {
-          Scratch scratch(plan.workspace_size(30).bytes);
-          input.dirty_output();
-          _mm_setcsr(settings);
-          plan.apply(input.output(), input.hidden(), input.topk_weights(), input.topk_ids(),
-                     scratch, context);
-          const unsigned after = _mm_getcsr();
-          _mm_setcsr(before);
-          EXPECT_EQ(after, settings);
-          EXPECT_EQ(input.output_bytes(), expected) << std::hex << settings;
+  for (const std::string& isa : isas()) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const Layer layer(odd_config(dtype));
+      for (const int threads : {1, 3}) {
+        const FusedMoe plan = layer.plan({.isa = isa, .max_threads = threads});
+        RandomInput input = layer.input(30);
+        auto* bytes = static_cast<std::byte*>(const_cast<void*>(input.hidden().data));
+        const std::uint32_t subnormal = 0x000ae398;  // 1e-39, also as a pair of bf16
+        for (int i = 0; i < 131; i += 2) std::memcpy(bytes + 4 * i, &subnormal, 4);
+        const Bytes expected = run_exact(plan, input);
+        TestRunner sequential(TestRunner::Kind::sequential, threads);
+        ApplyContext with_runner;
+        with_runner.runner = sequential.view();
+        const unsigned before = _mm_getcsr();
+        // Flush to zero, subnormals are zero, the rounding modes, all exceptions unmasked.
+        for (const unsigned settings : {0x9fc0U, 0x1f80U, 0x3f80U, 0x5f80U, 0x7f80U, 0xffc0U}) {
+          for (const ApplyContext& context : {ApplyContext{}, with_runner}) {
+            Scratch scratch(plan.workspace_size(30).bytes);
+            input.dirty_output();
+            _mm_setcsr(settings);
+            plan.apply(input.output(), input.hidden(), input.topk_weights(), input.topk_ids(),
+                       scratch, context);
+            const unsigned after = _mm_getcsr();
+            _mm_setcsr(before);
+            EXPECT_EQ(after, settings) << isa;
+            EXPECT_EQ(input.output_bytes(), expected) << isa << ", " << std::hex << settings;
+          }
         }
+        // A refused call leaves them alone, too.
+        _mm_setcsr(0x9fc0U);
+        EXPECT_THROW(plan.apply({}, input.hidden(), {}, {}), Error);
+        const unsigned after = _mm_getcsr();
+        _mm_setcsr(before);
+        EXPECT_EQ(after, 0x9fc0U);
       }
-      // A refused call leaves them alone, too.
-      _mm_setcsr(0x9fc0U);
-      EXPECT_THROW(plan.apply({}, input.hidden(), {}, {}), Error);
-      const unsigned after = _mm_getcsr();
-      _mm_setcsr(before);
-      EXPECT_EQ(after, 0x9fc0U);
+    }
+  }
+}
+
+// Subnormal inputs count as zero on every instruction set: none multiplies them, fast or slow.
+TEST(ContractNumbers, B153_AllSubnormalIsAllZero) {
+  for (const std::string& isa : isas()) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const Layer layer(odd_config(dtype));
+      const FusedMoe plan = layer.plan({.isa = isa, .max_threads = 2});
+      for (const std::int64_t tokens : {1, 30}) {
+        RandomInput input = layer.input(tokens);
+        const ConstMatrixView hidden = input.hidden();
+        const auto fill = [&](std::uint32_t value) {  // f32, or its upper half
+          for (std::int64_t i = 0; i < tokens * hidden.row_stride; ++i) {
+            const std::int64_t size = bytes_per_element(dtype);
+            std::memcpy(static_cast<std::byte*>(const_cast<void*>(hidden.data)) + i * size,
+                        reinterpret_cast<const std::byte*>(&value) + (4 - size),
+                        static_cast<std::size_t>(size));
+          }
+        };
+        const unsigned before = _mm_getcsr();
+        fill(0);
+        const Bytes zero = run_exact(plan, input);
+        fill(0x000ae398);  // 1e-39
+        EXPECT_EQ(run_exact(plan, input), zero) << isa << " " << to_string(dtype);
+        fill(0x807f0000);  // the largest below zero
+        EXPECT_EQ(run_exact(plan, input), zero) << isa << " " << to_string(dtype);
+        EXPECT_EQ(_mm_getcsr(), before);
+      }
     }
   }
 }

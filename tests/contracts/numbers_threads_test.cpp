@@ -120,7 +120,7 @@ TEST(ContractNumbers, B121_AHundredRunsGiveTheSameBits) {
 }
 
 TEST(ContractNumbers, N8_EveryInstructionSetIsWithinToleranceOfTheOracle) {
-  for (const char* isa : {"scalar", ""}) {
+  for (const std::string& isa : isas()) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       PlanOptions options;
       options.isa = isa;

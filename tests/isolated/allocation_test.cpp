@@ -201,8 +201,8 @@ TEST(ContractMemory, M1_ApplyAllocatesNothing) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const int threads : {1, 3}) {
       for (const WeightStorage storage : {WeightStorage::own, WeightStorage::borrowed}) {
-        for (const char* isa : {"scalar", ""}) {
-          SCOPED_TRACE(std::string(to_string(dtype)) + ", threads " + std::to_string(threads));
+        for (const std::string& isa : isas()) {
+          SCOPED_TRACE(isa + ", " + to_string(dtype) + ", threads " + std::to_string(threads));
           PlanOptions options;
           options.isa = isa;
           options.max_threads = threads;

@@ -24,7 +24,7 @@ namespace {
 
 enum Exit { kWorked = 0, kWrongBits = 1, kNoRemedy = 2, kOther = 3, kRemedy = 10 };
 
-// Runs f in a forked child: its result, or -1 when it was not done within 10 seconds.
+// Runs f in a forked child: its result, or -1 when it was not done within 30 seconds.
 int in_child(const std::function<int()>& f) {
   const pid_t child = fork();
   if (child == 0) {
@@ -39,7 +39,7 @@ int in_child(const std::function<int()>& f) {
     }
     _exit(result);
   }
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 3000; ++i) {
     int status = 0;
     if (waitpid(child, &status, WNOHANG) == child) {
       return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
@@ -65,6 +65,16 @@ class ContractFork : public testing::Test {
     plan_.refresh(layer_.weights.view());
     if (run(plan_, input_) != expected_) return kWrongBits;
     return run_exact(made, input_) == expected_ ? kWorked : kWrongBits;
+  }
+  // clang 14's address sanitizer takes no lock of its own allocator over a fork: a child of a
+  // process that was allocating may wait for it for ever. The other builds test what these tests
+  // are for.
+  static bool can_fork_while_allocating() {
+#if defined(FUSEDMOE_TEST_ADDRESS_SANITIZER)
+    return false;
+#else
+    return true;
+#endif
   }
   // `busy` on three threads of the parent while children come and go.
   void fork_while(const std::function<void()>& busy, int forks) {
@@ -92,7 +102,7 @@ class ContractFork : public testing::Test {
   FusedMoe plan_ = layer_.plan({.max_threads = 3});
   RandomInput input_ = layer_.input(60);
   Bytes expected_ = run_exact(plan_, input_);
-#if defined(FUSEDMOE_TEST_THREAD_SANITIZER) || defined(FUSEDMOE_TEST_ADDRESS_SANITIZER)
+#if defined(FUSEDMOE_TEST_THREAD_SANITIZER)
   static constexpr int kForks = 3;
 #else
   static constexpr int kForks = 15;
@@ -117,6 +127,7 @@ TEST_F(ContractFork, T3_ChildOfAChild) {
 }
 
 TEST_F(ContractFork, T3_WhileOthersApply) {
+  if (!can_fork_while_allocating()) GTEST_SKIP() << "the sanitizer's allocator does not survive it";
   const FusedMoe shared = layer_.plan({.max_threads = 3});
   fork_while(
       [&] {
@@ -127,6 +138,7 @@ TEST_F(ContractFork, T3_WhileOthersApply) {
 }
 
 TEST_F(ContractFork, T3_WhileOthersCreate) {
+  if (!can_fork_while_allocating()) GTEST_SKIP() << "the sanitizer's allocator does not survive it";
   std::atomic<int> threads{1};
   fork_while(
       [&] {
@@ -137,6 +149,7 @@ TEST_F(ContractFork, T3_WhileOthersCreate) {
 }
 
 TEST_F(ContractFork, T3_WhileAnotherRefreshesThePlan) {
+  if (!can_fork_while_allocating()) GTEST_SKIP() << "the sanitizer's allocator does not survive it";
   // The child's copy may be half-written: then it says so, and a refresh there mends it.
   FusedMoe shared = layer_.plan({.max_threads = 2});
   std::atomic<bool> stop{false};

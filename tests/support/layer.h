@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cpu/cpu_isa.h"
 #include "fusedmoe/fusedmoe.h"
 #include "reference/random_layer.h"
 #include "reference/reference_moe.h"
@@ -30,6 +31,15 @@ inline WeightFormat format_of(DType dtype) {
   return dtype == DType::f32   ? WeightFormat::f32
          : dtype == DType::f16 ? WeightFormat::f16
                                : WeightFormat::bf16;
+}
+
+// Names of the instruction sets of this machine, for PlanOptions::isa.
+inline std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (const cpu::CpuIsa isa : cpu::all_isas()) {
+    if (cpu::is_available(isa)) names.emplace_back(cpu::to_string(isa));
+  }
+  return names;
 }
 
 // No size is a multiple of a vector, a panel or a block of rows; one token keeps several threads

@@ -5,6 +5,7 @@
 
 #include "backends/cpu/cpu_isa.h"
 #include "backends/cpu/cpu_plan.h"
+#include "backends/cpu/numa.h"
 #include "backends/cpu/thread_pool.h"
 #include "core/backend.h"
 #include "fusedmoe/error.h"
@@ -15,6 +16,10 @@ namespace {
 
 // Tables of 8 bytes per expert lie in the workspace's fixed part, which stays below 1 MiB.
 constexpr std::int64_t kMaxLocalExperts = 65536;
+
+PackedLayout packed_layout(const PlanSpec& spec, const ExpertWeights& weights) {
+  return {spec, weights, choose_kernels(spec, weights), static_cast<int>(numa_nodes().size())};
+}
 
 void check_storage(const PlanSpec& spec, const ExpertWeights& weights) {
   using Storage = fusedmoe::WeightStorage;
@@ -37,7 +42,7 @@ void check_storage(const PlanSpec& spec, const ExpertWeights& weights) {
     }
     return;
   }
-  const std::int64_t need = PackedLayout(spec, weights).storage_bytes();
+  const std::int64_t need = packed_layout(spec, weights).storage_bytes();
   if (static_cast<std::int64_t>(given.size()) < need) {
     refuse("at least " + std::to_string(need) + " bytes", std::to_string(given.size()),
            "allocate packed_weights_size()");
@@ -83,7 +88,7 @@ class CpuBackend final : public Backend {
 
   WorkspaceSize packed_weights_size(const PlanSpec& spec,
                                     const ExpertWeights& weights) const override {
-    return {PackedLayout(spec, weights).storage_bytes(), 64};
+    return {packed_layout(spec, weights).storage_bytes(), 64};
   }
 
   std::unique_ptr<BackendPlan> create(const PlanSpec& spec,
@@ -91,7 +96,7 @@ class CpuBackend final : public Backend {
     const int threads =
         spec.options.max_threads > 0 ? spec.options.max_threads : available_threads();
     ThreadPool::instance().ensure(threads);
-    return std::make_unique<CpuPlan>(spec, weights, choose_isa(spec.options.isa), threads);
+    return std::make_unique<CpuPlan>(spec, weights, choose_kernels(spec, weights), threads);
   }
 
   std::byte* allocate(const Device&, WorkspaceSize size) const override {

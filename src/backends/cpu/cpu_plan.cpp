@@ -1,10 +1,13 @@
 #include "backends/cpu/cpu_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "backends/cpu/float_environment.h"
+#include "backends/cpu/numa.h"
 #include "backends/cpu/pack.h"
 #include "backends/cpu/team.h"
 #include "core/validate.h"
@@ -48,26 +51,23 @@ void check_map(std::span<const std::int32_t> map, std::int64_t num_experts, std:
 
 }  // namespace
 
-CpuPlan::CpuPlan(const PlanSpec& spec, const ExpertWeights& weights, CpuIsa isa, int threads)
+CpuPlan::CpuPlan(const PlanSpec& spec, const ExpertWeights& weights, const KernelChoice& kernels,
+                 int threads)
     : spec_(spec),
       w13_format_(weights.w13.format),
       w2_format_(weights.w2.format),
       w13_bias_(!weights.w13_bias.empty()),
       w2_bias_(!weights.w2_bias.empty()),
-      isa_(isa),
-      threads_(threads) {
+      threads_(threads),
+      isa_reason_(isa_reason(spec.options.isa)),
+      threads_reason_(spec.options.max_threads > 0 ? "options.max_threads"
+                                                   : thread_limit_reason()) {
+  const int nodes = static_cast<int>(numa_nodes().size());
+  PackedLayout layout(spec, weights, kernels, nodes);
   if (spec.options.weight_storage != fusedmoe::WeightStorage::borrowed) {
-    storage_ = std::make_unique<WeightStorage>(spec, weights, spec.options.storage);
+    storage_ = std::make_unique<WeightStorage>(spec, weights, layout, spec.options.storage);
   }
-  const PackedLayout layout(spec, weights);
-  layer_ = {&spec_,
-            find_gemm(isa, w13_format_),
-            find_gemm(isa, w2_format_),
-            &row_kernels(isa),
-            storage_.get(),
-            &borrowed_,
-            layout.w13_panels,
-            layout.w2_panels};
+  layer_ = {&spec_, kernels, std::move(layout), storage_.get(), &borrowed_};
 
   const MoeConfig& config = spec.config;
   const std::int64_t experts = spec.num_local_experts;
@@ -84,7 +84,7 @@ CpuPlan::CpuPlan(const PlanSpec& spec, const ExpertWeights& weights, CpuIsa isa,
        .first = Stage::gemm1,
        .last = Stage::gemm2,
        .in_workspace13 = true},
-      {.name = "threads", .fixed = threads * thread_scratch_bytes(), .first = Stage::gemm1},
+      {.name = "threads", .fixed = threads * thread_scratch_bytes(layer_), .first = Stage::gemm1},
   };
   if (sums) {
     requests_.push_back({.name = "sums",
@@ -127,49 +127,52 @@ void CpuPlan::write_weights(const ExpertWeights& weights,
   }
   const auto count = local_experts.empty() ? spec_.num_local_experts
                                            : static_cast<std::int64_t>(local_experts.size());
+  std::vector<std::int64_t> locals(local_experts.begin(), local_experts.end());
+  locals.resize(static_cast<std::size_t>(count));
+  if (local_experts.empty()) std::iota(locals.begin(), locals.end(), 0);
   storage_->begin_write();
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t local = local_experts.empty() ? i : local_experts[i];
-    if (weights.source) {
+  if (weights.source) {
+    for (const std::int64_t& local : locals) {
       ExpertWeights one = weights.source(local);
       one.source = nullptr;  // views are due, not another source
       check_weights(spec_, one, 1);
       check_refresh(one);
-      pack_expert(one, 0, local);
-    } else {
-      pack_expert(weights, i, local);
+      pack(one, {&local, 1});
     }
+  } else {
+    pack(weights, locals);
   }
   storage_->end_write();
 }
 
-void CpuPlan::pack_expert(const ExpertWeights& weights, std::int64_t in_weights,
-                          std::int64_t local) const {
-  const PackedLayout& layout = storage_->layout();
-  std::byte* base = storage_->expert(local);
-  const auto pack_panel = [&](std::int64_t p) {
-    const bool is_w13 = p < layout.w13_panels;
-    const std::int64_t index = is_w13 ? p : p - layout.w13_panels;
-    std::byte* to = is_w13 ? base + index * layout.w13_panel_bytes
-                           : base + layout.w2_offset + index * layout.w2_panel_bytes;
-    copy_panel(is_w13 ? w13_panel(spec_, weights, in_weights, index)
-                      : w2_panel(spec_, weights, in_weights, index),
-               0, is_w13 ? spec_.config.hidden_size : spec_.config.intermediate_size, to);
-    const std::int64_t bias = is_w13 ? layout.w13_bias_offset : layout.w2_bias_offset;
-    if (bias < 0) return;
-    auto* target = reinterpret_cast<float*>(base + bias) + index * kPanelOutputs;
-    if (is_w13) {
-      w13_bias_panel(spec_, weights, in_weights, index, target);
-    } else {
-      w2_bias_panel(spec_, weights, in_weights, index, target);
-    }
-  };
+void CpuPlan::pack(const ExpertWeights& weights, std::span<const std::int64_t> locals) const {
+  const std::int64_t panels = layer_.layout.w13.count + layer_.layout.w2.count;
+  const std::int64_t total = panels * static_cast<std::int64_t>(locals.size());
   const Team team(nullptr, threads_);
-  const std::int64_t panels = layout.w13_panels + layout.w2_panels;
   team.run(team.size(), [&](int thread) {
-    const std::int64_t end = panels * (thread + 1) / team.size();
-    for (std::int64_t p = panels * thread / team.size(); p < end; ++p) pack_panel(p);
+    const std::int64_t end = total * (thread + 1) / team.size();
+    for (std::int64_t i = total * thread / team.size(); i < end; ++i) {
+      pack_panel(weights, i / panels, locals[static_cast<std::size_t>(i / panels)], i % panels);
+    }
   });
+}
+
+// index: the panels of w13, then those of w2.
+void CpuPlan::pack_panel(const ExpertWeights& weights, std::int64_t in_weights, std::int64_t local,
+                         std::int64_t index) const {
+  const PackedLayout& layout = storage_->layout();
+  if (index < layout.w13.count) {
+    copy_panel(w13_panel(spec_, weights, in_weights, index), 0, spec_.config.hidden_size,
+               layout.w13.layout, storage_->panel(layout.w13, local, index), PanelUse::later);
+    float* bias = storage_->bias(layout.w13, local, index);
+    if (bias != nullptr) w13_bias_panel(spec_, weights, in_weights, index, bias);
+  } else {
+    index -= layout.w13.count;
+    copy_panel(w2_panel(spec_, weights, in_weights, index), 0, spec_.config.intermediate_size,
+               layout.w2.layout, storage_->panel(layout.w2, local, index), PanelUse::later);
+    float* bias = storage_->bias(layout.w2, local, index);
+    if (bias != nullptr) w2_bias_panel(spec_, weights, in_weights, index, bias);
+  }
 }
 
 void CpuPlan::release_weights() {
@@ -277,7 +280,6 @@ void CpuPlan::apply(const ApplyCall& call) const {
 
 std::string CpuPlan::describe() const {
   const auto gemm = [&](const GemmKernel* kernel) -> std::string {
-    if (kernel == nullptr) return "none: no local experts";
     return std::string(kernel->name) + " (" + kernel->recipe + ")";
   };
   std::string weights;
@@ -288,16 +290,18 @@ std::string CpuPlan::describe() const {
               std::to_string(storage_->bytes()) + " bytes, " +
               (spec_.options.storage.empty() ? "own memory" : "the caller's memory");
   }
-  return std::string("device: cpu, instruction set ") + to_string(isa_) + ", threads " +
-         std::to_string(threads_) + " (" +
-         (spec_.options.max_threads > 0 ? "options.max_threads" : thread_limit_reason()) + ")\n" +
+  const std::size_t nodes = numa_nodes().size();
+  if (nodes > 1) weights += ", panels shared by " + std::to_string(nodes) + " NUMA nodes";
+  const std::string reason = isa_reason_.empty() ? "" : " (" + isa_reason_ + ")";
+  return std::string("device: cpu, instruction set ") + to_string(layer_.kernels.isa) + reason +
+         ", threads " + std::to_string(threads_) + " (" + threads_reason_ + ")\n" +
          "weights: w13 " + fusedmoe::to_string(w13_format_) + ", w2 " +
          fusedmoe::to_string(w2_format_) + ", " + weights + "\n" +
          "permute: stable counting sort by local expert, on the caller's thread\n" +
-         "gemm1: " + gemm(layer_.gemm13) + ", rows gathered from hidden as they are multiplied\n" +
+         "gemm1: " + gemm(layer_.kernels.gemm13) + ", rows gathered from hidden as they are multiplied\n" +
          "activation: " + fusedmoe::to_string(spec_.config.activation.kind) +
          " in the epilogue of gemm1, kept as " + fusedmoe::to_string(layer_.compute_dtype()) +
-         "\n" + "gemm2: " + gemm(layer_.gemm2) + "\n" +
+         "\n" + "gemm2: " + gemm(layer_.kernels.gemm2) + "\n" +
          "combine: in the epilogue of gemm2, fp32, in ascending local expert; batch-invariant\n";
 }
 

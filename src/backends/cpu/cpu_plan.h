@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backends/cpu/grouped_gemm.h"
@@ -14,7 +15,8 @@ namespace fusedmoe::cpu {
 
 class CpuPlan final : public BackendPlan {
  public:
-  CpuPlan(const PlanSpec& spec, const ExpertWeights& weights, CpuIsa isa, int threads);
+  CpuPlan(const PlanSpec& spec, const ExpertWeights& weights, const KernelChoice& kernels,
+          int threads);
 
   std::span<const ScratchRequest> scratch_requests() const override { return requests_; }
   void check_call(const ApplyCall& call) const override;
@@ -32,13 +34,17 @@ class CpuPlan final : public BackendPlan {
 
  private:
   CallState permute(const ApplyCall& call) const;
-  void pack_expert(const ExpertWeights& weights, std::int64_t in_weights, std::int64_t local) const;
+  // Experts 0 .. locals.size() of `weights` into those local ids.
+  void pack(const ExpertWeights& weights, std::span<const std::int64_t> locals) const;
+  void pack_panel(const ExpertWeights& weights, std::int64_t in_weights, std::int64_t local,
+                  std::int64_t index) const;
 
   PlanSpec spec_;
   WeightFormat w13_format_, w2_format_;
   bool w13_bias_, w2_bias_;
-  CpuIsa isa_;
   int threads_;
+  // Why there are no better ones: of the environment that the plan was made in.
+  std::string isa_reason_, threads_reason_;
   std::unique_ptr<WeightStorage> storage_;  // null = borrowed
   ExpertWeights borrowed_;
   Layer layer_;

@@ -10,140 +10,195 @@
 namespace fusedmoe::cpu {
 namespace {
 
-// Rows that pass over a panel together. More would read the weights less often, but fp32 arithmetic
-// is the limit by then.
-constexpr int kRowBlock = 48;
 // Panels whose accumulators are kept between two pieces of K.
 constexpr int kPanelGroup = 16;
-// Floats for gathered rows (256 KiB, a part of L2), which bound the piece of K: 1365 inputs at 48
-// rows. Long pieces let the weights stream: pieces of 256 took 55 instead of 36 ms at 64 tokens and
-// 470 instead of 422 at 1024 (qwen3-30b-a3b, bf16, Zen 4). A row is padded so that rows do not
-// alias in L1.
-constexpr std::int64_t kRowFloats = 64 * 1024;
-constexpr std::int64_t kRowPad = 16;
 // A borrowed panel is packed piece by piece into scratch.
 constexpr std::int64_t kBorrowedK = 1024;
-
-// Cost of one pass of a row block over a panel, in rows: below this many rows the panel's bytes
-// decide, above it the multiplications. On Zen 4 a thread reads the 64 bytes of one k in 1.8 to 3.6
-// ns (36 to 18 GB/s) and multiplies a row by them in 0.54 ns (118 GFLOP/s): 3 to 7 rows.
-constexpr int kRowsPerPass = 6;
-// A thread more must bring at least this much of the weights. An estimate: at 400 KB in all, two
-// threads take 16 us where one takes 22 (Zen 4); below 64 KB nothing was gained by a second.
-constexpr std::int64_t kMinThreadBytes = 32 * 1024;
-
-struct ThreadScratch {
-  float rows[kRowFloats + kRowBlock * kRowPad];
-  float accumulators[kPanelGroup][kRowBlock * kPanelOutputs];
-  std::byte panel[kBorrowedK * kPanelOutputs * sizeof(float)];
-  float bias[kPanelOutputs];
-};
-
-ThreadScratch& scratch_of(const CallState& state, int thread) {
-  return *reinterpret_cast<ThreadScratch*>(state.thread_scratch + thread * thread_scratch_bytes());
-}
+// Of any instruction set: GemmInputs::max_rows.
+constexpr int kMostRows = 256;
+// A thread more must bring at least this much of w13. Two threads cost 2 us to start, meet and end,
+// and one reads 60 to 100 GB/s from its caches: one token through 100 KB of weights takes 2.1 us on
+// one thread and 3.4 on two, 200 KB 3.4 and 4.0, 400 KB 6.2 and 5.7 (Zen 4).
+constexpr std::int64_t kMinThreadBytes = 128 * 1024;
 
 // One of the two weight matrices, panel by panel.
 struct Matrix {
   const Layer& layer;
   bool is_w13;
   std::int64_t inputs;  // K
-  const GemmKernel* kernel;
 
-  // [k][32] of panel `index`, from k0 on.
-  const void* panel(std::int64_t expert, std::int64_t index, std::int64_t k0, std::int64_t k,
-                    ThreadScratch& scratch) const {
-    if (layer.packed != nullptr) {
-      const PackedLayout& layout = layer.packed->layout();
-      const std::int64_t bytes = is_w13 ? layout.w13_panel_bytes : layout.w2_panel_bytes;
-      return layer.packed->expert(expert) + (is_w13 ? 0 : layout.w2_offset) + index * bytes +
-             k0 * (bytes / inputs);
-    }
+  const PackedLayout::Panels& panels() const { return is_w13 ? layer.layout.w13 : layer.layout.w2; }
+  const GemmKernel& kernel() const {
+    return is_w13 ? *layer.kernels.gemm13 : *layer.kernels.gemm2;
+  }
+  const GemmInputs& rows() const {
+    return is_w13 ? *layer.kernels.inputs13 : *layer.kernels.inputs2;
+  }
+
+  // A piece of panel `index`, where it is kept; null when borrowed.
+  const std::byte* kept(std::int64_t expert, std::int64_t index, std::int64_t k0) const {
+    if (layer.packed == nullptr) return nullptr;
+    return layer.packed->panel(panels(), expert, index) +
+           k0 * (panels().bytes / panels().layout.padded(inputs));
+  }
+  // The same, packed into scratch when it is borrowed.
+  const std::byte* piece(std::int64_t expert, std::int64_t index, std::int64_t k0, std::int64_t k,
+                         std::byte* scratch) const {
+    if (layer.packed != nullptr) return kept(expert, index, k0);
     const PanelOutputs outputs = is_w13 ? w13_panel(*layer.spec, *layer.borrowed, expert, index)
                                         : w2_panel(*layer.spec, *layer.borrowed, expert, index);
-    copy_panel(outputs, k0, k, scratch.panel);
-    return scratch.panel;
+    copy_panel(outputs, k0, k, panels().layout, scratch);
+    return scratch;
   }
 
   // [32] or null.
-  const float* bias(std::int64_t expert, std::int64_t index, ThreadScratch& scratch) const {
-    if (layer.packed != nullptr) {
-      const PackedLayout& layout = layer.packed->layout();
-      const std::int64_t offset = is_w13 ? layout.w13_bias_offset : layout.w2_bias_offset;
-      if (offset < 0) return nullptr;
-      return reinterpret_cast<const float*>(layer.packed->expert(expert) + offset) +
-             index * kPanelOutputs;
-    }
-    const bool has = is_w13
-                         ? w13_bias_panel(*layer.spec, *layer.borrowed, expert, index, scratch.bias)
-                         : w2_bias_panel(*layer.spec, *layer.borrowed, expert, index, scratch.bias);
-    return has ? scratch.bias : nullptr;
+  const float* bias(std::int64_t expert, std::int64_t index, float* scratch) const {
+    if (layer.packed != nullptr) return layer.packed->bias(panels(), expert, index);
+    const bool has = is_w13 ? w13_bias_panel(*layer.spec, *layer.borrowed, expert, index, scratch)
+                            : w2_bias_panel(*layer.spec, *layer.borrowed, expert, index, scratch);
+    return has ? scratch : nullptr;
   }
 };
 
+// A thread's part of the scratch.
+struct ThreadScratch {
+  std::byte* rows;      // loaded: GemmInputs::bytes_at_once
+  float* accumulators;  // [kPanelGroup][max_rows][32]
+  std::byte* panel;     // of borrowed weights
+  float* bias;          // [32]
+  std::int64_t sums_of_panel;  // floats of one panel's accumulators
+  std::int64_t bytes;
+
+  ThreadScratch(const Layer& layer, std::byte* base) {
+    const GemmInputs& a = *layer.kernels.inputs13;
+    const GemmInputs& b = *layer.kernels.inputs2;
+    sums_of_panel = std::max(a.max_rows, b.max_rows) * kPanelOutputs;
+    std::int64_t offset = 0;
+    const auto part = [&](std::int64_t size) {
+      const std::int64_t at = offset;
+      offset += (size + 63) / 64 * 64;
+      return base + at;
+    };
+    rows = part(std::max(a.bytes_at_once, b.bytes_at_once));
+    accumulators =
+        reinterpret_cast<float*>(part(kPanelGroup * sums_of_panel * std::int64_t{sizeof(float)}));
+    bias = reinterpret_cast<float*>(part(kPanelOutputs * sizeof(float)));
+    panel = part(layer.packed == nullptr
+                     ? kBorrowedK * kPanelOutputs * static_cast<std::int64_t>(sizeof(float))
+                     : 0);
+    bytes = offset;
+  }
+};
+
+ThreadScratch scratch_of(const Layer& layer, const CallState& state, int thread) {
+  return {layer, state.thread_scratch + thread * thread_scratch_bytes(layer)};
+}
+
 // A block of rows of one expert, as addresses of their inputs.
 struct RowBlock {
-  std::array<const void*, kRowBlock> from;
+  std::array<const void*, kMostRows> from;
   DType dtype;
   int rows;
 };
 
+// The longest piece of K of which a block's rows fit into scratch, in even pieces.
+std::int64_t piece_of_k(const Matrix& matrix, int rows) {
+  const GemmInputs& inputs = matrix.rows();
+  const PanelLayout& layout = matrix.panels().layout;
+  const std::int64_t row_bytes = inputs.bytes_at_once / inputs.padded_rows(rows);
+  std::int64_t most = (row_bytes - inputs.row_bytes(0)) / bytes_per_element(inputs.dtype);
+  if (matrix.layer.packed == nullptr) most = std::min(most, kBorrowedK);
+  most = most / layout.k_multiple * layout.k_multiple;
+  const std::int64_t pieces = (matrix.inputs + most - 1) / most;
+  return layout.padded((matrix.inputs + pieces - 1) / pieces);
+}
+
 // Multiplies a block of rows by panels [begin, end) and hands each panel's accumulators to
-// epilogue(panel, accumulators).
+// epilogue(panel, accumulators). after: the piece that this thread reads next, or null.
 template <class Epilogue>
 void multiply(const Matrix& matrix, std::int64_t expert, const RowBlock& block, std::int64_t begin,
-              std::int64_t end, ThreadScratch& scratch, const Epilogue& epilogue) {
-  std::int64_t k_step = kRowFloats / block.rows;
-  if (matrix.layer.packed == nullptr) k_step = std::min(k_step, kBorrowedK);
-  k_step = std::min(k_step, matrix.inputs);
-  const std::int64_t stride = k_step + kRowPad;
+              std::int64_t end, const std::byte* after, const ThreadScratch& scratch,
+              const Epilogue& epilogue) {
+  const std::int64_t step = piece_of_k(matrix, block.rows);
   bool loaded = false;
   for (std::int64_t group = begin; group < end; group += kPanelGroup) {
     const std::int64_t group_end = std::min(end, group + kPanelGroup);
-    for (std::int64_t k0 = 0; k0 < matrix.inputs; k0 += k_step) {
-      const std::int64_t k = std::min(k_step, matrix.inputs - k0);
+    for (std::int64_t k0 = 0; k0 < matrix.inputs; k0 += step) {
+      const std::int64_t k = std::min(step, matrix.inputs - k0);
+      const bool last_piece = k0 + k == matrix.inputs;
       if (!loaded) {
-        matrix.layer.rows->load_rows(
-            {block.from.data(), block.dtype, k0, k, block.rows, scratch.rows, stride});
+        matrix.rows().load_rows({block.from.data(), block.dtype, k0, k, block.rows, scratch.rows});
         loaded = k == matrix.inputs;  // whole rows serve every group
       }
       for (std::int64_t p = group; p < group_end; ++p) {
-        matrix.kernel->run({scratch.rows, stride, block.rows,
-                            matrix.panel(expert, p, k0, k, scratch), k,
-                            scratch.accumulators[p - group], k0 == 0});
+        const std::byte* next = p + 1 < group_end  ? matrix.kept(expert, p + 1, k0)
+                                : !last_piece      ? matrix.kept(expert, group, k0 + step)
+                                : group_end < end  ? matrix.kept(expert, group_end, 0)
+                                                   : after;
+        const std::byte* piece = matrix.piece(expert, p, k0, k, scratch.panel);
+        float* sums = scratch.accumulators + (p - group) * scratch.sums_of_panel;
+        matrix.kernel().run({scratch.rows, block.rows, piece, k, next == nullptr ? piece : next,
+                             sums, k0 == 0});
+        if (last_piece) epilogue(p, sums);
       }
-    }
-    for (std::int64_t p = group; p < group_end; ++p) {
-      epilogue(p, scratch.accumulators[p - group]);
     }
   }
 }
 
-// The rows of an expert in even blocks of at most kRowBlock.
+// The rows of an expert in even blocks of at most max_rows.
 struct Blocks {
   std::int64_t begin, count;
-  std::int64_t num_blocks() const { return (count + kRowBlock - 1) / kRowBlock; }
+  std::int64_t max_rows;
+  std::int64_t num_blocks() const { return (count + max_rows - 1) / max_rows; }
   std::int64_t start(std::int64_t block) const { return begin + count * block / num_blocks(); }
 };
 
-Blocks blocks_of(const CallState& state, std::int32_t expert) {
+Blocks blocks_of(const CallState& state, const GemmInputs& inputs, std::int32_t expert) {
   const auto& offsets = state.permutation.expert_offsets;
-  return {offsets[expert], offsets[expert + 1] - offsets[expert]};
+  return {offsets[expert], offsets[expert + 1] - offsets[expert], inputs.max_rows};
 }
 
-std::int64_t cost_of(std::int64_t rows) { return std::max<std::int64_t>(rows, kRowsPerPass); }
+// Of one pass of a block over a panel, in rows: below rows_per_pass the panel's bytes decide.
+std::int64_t cost_of(const GemmInputs& inputs, std::int64_t rows) {
+  return std::max<std::int64_t>(inputs.padded_rows(rows), inputs.rows_per_pass);
+}
 
 // Of one pass over one panel, summed over all blocks of rows.
-std::int64_t total_cost(const CallState& state) {
+std::int64_t total_cost(const GemmInputs& inputs, const CallState& state) {
   std::int64_t total = 0;
   for (const std::int32_t expert : state.active_experts) {
-    const Blocks blocks = blocks_of(state, expert);
+    const Blocks blocks = blocks_of(state, inputs, expert);
     for (std::int64_t b = 0; b < blocks.num_blocks(); ++b) {
-      total += cost_of(blocks.start(b + 1) - blocks.start(b));
+      total += cost_of(inputs, blocks.start(b + 1) - blocks.start(b));
     }
   }
   return total;
 }
+
+// The place of a thread: its NUMA node, and its number among the threads there.
+struct Place {
+  std::int64_t node, thread, threads;
+
+  Place(const Layer& layer, int of, int all) {
+    // A team smaller than the nodes reads everybody's panels.
+    const std::int64_t nodes = all < layer.layout.nodes() ? 1 : layer.layout.nodes();
+    split = nodes > 1;
+    node = of % nodes;
+    thread = of / nodes;
+    threads = (all - node + nodes - 1) / nodes;
+  }
+  struct Range {
+    std::int64_t begin, end;
+    std::int64_t size() const { return end - begin; }
+  };
+  Range panels(const Layer& layer, const PackedLayout::Panels& of) const {
+    if (!split) return {0, of.count};
+    return {layer.layout.first_panel(of, node), layer.layout.first_panel(of, node + 1)};
+  }
+
+ private:
+  bool split;
+};
 
 float router_weight(const ConstMatrixView& weights, std::int64_t token, std::int64_t k) {
   const std::int64_t index = token * weights.row_stride + k;
@@ -189,46 +244,51 @@ void zero_empty_tokens(const Layer& layer, const CallState& state, std::int64_t 
 
 }  // namespace
 
-std::int64_t thread_scratch_bytes() {
-  return (static_cast<std::int64_t>(sizeof(ThreadScratch)) + 63) / 64 * 64;
+std::int64_t thread_scratch_bytes(const Layer& layer) {
+  return ThreadScratch(layer, nullptr).bytes;
 }
 
 int useful_threads(const Layer& layer, const CallState& state, int limit) {
   // Bytes of weights that are read, once per block of rows; at least one panel each.
-  const std::int64_t passes = total_cost(state) / kRowsPerPass;
-  const std::int64_t panel_bytes = layer.spec->config.hidden_size * kPanelOutputs * 2;
-  const std::int64_t bytes = passes * layer.w13_panels * panel_bytes;
+  const GemmInputs& inputs = *layer.kernels.inputs13;
+  const std::int64_t passes = total_cost(inputs, state) / inputs.rows_per_pass;
+  const std::int64_t bytes = passes * layer.layout.w13.count * layer.layout.w13.bytes;
   const std::int64_t threads = std::clamp<std::int64_t>(bytes / kMinThreadBytes, 1, limit);
   return static_cast<int>(threads);
 }
 
 void gemm1(const Layer& layer, const CallState& state, int thread, int threads) {
   const MoeConfig& config = layer.spec->config;
-  const Matrix w13{layer, true, config.hidden_size, layer.gemm13};
-  ThreadScratch& scratch = scratch_of(state, thread);
+  const Matrix w13{layer, true, config.hidden_size};
+  const GemmInputs& inputs = w13.rows();
+  const ThreadScratch scratch = scratch_of(layer, state, thread);
   const std::int64_t channels = layer.spec->gated() ? kGatedOutputs : kPanelOutputs;
   const DType dtype = layer.compute_dtype();
-  const std::int64_t total = total_cost(state) * layer.w13_panels;
-  const std::int64_t low = total * thread / threads;
-  const std::int64_t high = total * (thread + 1) / threads;
+  const Place place(layer, thread, threads);
+  const auto panels = place.panels(layer, layer.layout.w13);
+  const std::int64_t total = total_cost(inputs, state) * panels.size();
+  const std::int64_t low = total * place.thread / place.threads;
+  const std::int64_t high = total * (place.thread + 1) / place.threads;
   std::int64_t base = 0;
-  for (const std::int32_t expert : state.active_experts) {
-    const Blocks blocks = blocks_of(state, expert);
+  for (std::size_t active = 0; active < state.active_experts.size(); ++active) {
+    const std::int32_t expert = state.active_experts[active];
+    const Blocks blocks = blocks_of(state, inputs, expert);
     for (std::int64_t b = 0; b < blocks.num_blocks() && base < high; ++b) {
       const std::int64_t row = blocks.start(b);
       const auto rows = static_cast<int>(blocks.start(b + 1) - row);
       // A panel belongs to the thread in whose share its first unit of cost lies.
-      const std::int64_t cost = cost_of(rows);
+      const std::int64_t cost = cost_of(inputs, rows);
       const auto first_panel = [&](std::int64_t at) {
-        return std::clamp<std::int64_t>((at - base + cost - 1) / cost, 0, layer.w13_panels);
+        return panels.begin +
+               std::clamp<std::int64_t>((at - base + cost - 1) / cost, 0, panels.size());
       };
-      const std::int64_t begin = low <= base ? 0 : first_panel(low);
+      const std::int64_t begin = low <= base ? panels.begin : first_panel(low);
       const std::int64_t end = first_panel(high);
-      base += cost * layer.w13_panels;
+      base += cost * panels.size();
       if (begin >= end) continue;
 
       RowBlock block{{}, state.call->hidden.dtype, rows};
-      std::array<float, kRowBlock> scales{};
+      std::array<float, kMostRows> scales{};
       for (int r = 0; r < rows; ++r) {
         const std::int64_t slot = state.permutation.row_to_slot[row + r];
         const std::int64_t token = slot / config.top_k;
@@ -237,16 +297,21 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
           scales[r] = router_weight(state.call->topk_weights, token, slot % config.top_k);
         }
       }
-      multiply(w13, expert, block, begin, end, scratch, [&](std::int64_t p, const float* sums) {
-        const std::int64_t channel = p * channels;
-        auto* to = static_cast<std::byte*>(state.activated) +
-                   (row * config.intermediate_size + channel) * bytes_per_element(dtype);
-        layer.rows->activate(
-            {sums, rows, static_cast<int>(std::min(channels, config.intermediate_size - channel)),
-             config.apply_router_weight_on_input ? scales.data() : nullptr,
-             w13.bias(expert, p, scratch), &config.activation, config.clamp_limit.value_or(0.0F),
-             to, dtype, config.intermediate_size});
-      });
+      const bool more = b + 1 < blocks.num_blocks();
+      const std::size_t next = more ? active : std::min(active + 1, state.active_experts.size() - 1);
+      const std::byte* after = w13.kept(state.active_experts[next], panels.begin, 0);
+      multiply(
+          w13, expert, block, begin, end, after, scratch, [&](std::int64_t p, const float* sums) {
+            const std::int64_t channel = p * channels;
+            auto* to = static_cast<std::byte*>(state.activated) +
+                       (row * config.intermediate_size + channel) * bytes_per_element(dtype);
+            layer.kernels.rows->activate(
+                {sums, rows,
+                 static_cast<int>(std::min(channels, config.intermediate_size - channel)),
+                 config.apply_router_weight_on_input ? scales.data() : nullptr,
+                 w13.bias(expert, p, scratch.bias), &config.activation,
+                 config.clamp_limit.value_or(0.0F), to, dtype, config.intermediate_size});
+          });
     }
   }
 }
@@ -254,17 +319,21 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
 void gemm2(const Layer& layer, const CallState& state, int thread, int threads) {
   const MoeConfig& config = layer.spec->config;
   const MatrixView& output = state.call->output;
-  const Matrix w2{layer, false, config.intermediate_size, layer.gemm2};
-  ThreadScratch& scratch = scratch_of(state, thread);
+  const Matrix w2{layer, false, config.intermediate_size};
+  const GemmInputs& inputs = w2.rows();
+  const ThreadScratch scratch = scratch_of(layer, state, thread);
   // A thread owns columns of the output, and tokens too when there are more threads than panels:
   // nobody else adds to its sums, so their order is fixed.
-  const std::int64_t column_parts = std::min<std::int64_t>(threads, layer.w2_panels);
-  const std::int64_t token_parts = threads / column_parts;
-  if (thread >= column_parts * token_parts) return;
-  const std::int64_t column_part = thread % column_parts;
-  const std::int64_t token_part = thread / column_parts;
-  const std::int64_t begin = layer.w2_panels * column_part / column_parts;
-  const std::int64_t end = layer.w2_panels * (column_part + 1) / column_parts;
+  const Place place(layer, thread, threads);
+  const auto panels = place.panels(layer, layer.layout.w2);
+  if (panels.size() == 0) return;
+  const std::int64_t column_parts = std::min(place.threads, panels.size());
+  const std::int64_t token_parts = place.threads / column_parts;
+  if (place.thread >= column_parts * token_parts) return;
+  const std::int64_t column_part = place.thread % column_parts;
+  const std::int64_t token_part = place.thread / column_parts;
+  const std::int64_t begin = panels.begin + panels.size() * column_part / column_parts;
+  const std::int64_t end = panels.begin + panels.size() * (column_part + 1) / column_parts;
   const std::int64_t first_token = output.rows * token_part / token_parts;
   const std::int64_t last_token = output.rows * (token_part + 1) / token_parts;
   zero_empty_tokens(layer, state, first_token, last_token, begin * kPanelOutputs,
@@ -273,31 +342,37 @@ void gemm2(const Layer& layer, const CallState& state, int thread, int threads) 
   const DType dtype = layer.compute_dtype();
   const std::int64_t row_bytes = config.intermediate_size * bytes_per_element(dtype);
   const std::int64_t output_bytes = bytes_per_element(output.dtype);
-  for (const std::int32_t expert : state.active_experts) {
+  for (std::size_t active = 0; active < state.active_experts.size(); ++active) {
+    const std::int32_t expert = state.active_experts[active];
     // Rows of an expert ascend by slot: those of a range of tokens lie together.
-    const Blocks all = blocks_of(state, expert);
+    const Blocks all = blocks_of(state, inputs, expert);
     const auto slots = state.permutation.row_to_slot.subspan(all.begin, all.count);
     const auto first = std::lower_bound(slots.begin(), slots.end(), first_token * config.top_k);
     const auto last = std::lower_bound(first, slots.end(), last_token * config.top_k);
-    const Blocks blocks{all.begin + (first - slots.begin()), last - first};
+    const Blocks blocks{all.begin + (first - slots.begin()), last - first, inputs.max_rows};
     for (std::int64_t b = 0; b < blocks.num_blocks(); ++b) {
       const std::int64_t row = blocks.start(b);
       RowBlock block{{}, dtype, static_cast<int>(blocks.start(b + 1) - row)};
-      std::array<RowTarget, kRowBlock> targets;
+      std::array<RowTarget, kMostRows> targets;
       for (int r = 0; r < block.rows; ++r) {
         block.from[r] = static_cast<const std::byte*>(state.activated) + (row + r) * row_bytes;
         targets[r] = target_of(layer, state, static_cast<std::int32_t>(row + r));
       }
-      multiply(w2, expert, block, begin, end, scratch, [&](std::int64_t p, const float* sums) {
-        const std::int64_t column = p * kPanelOutputs;
-        layer.rows->combine(
-            {sums, block.rows,
-             static_cast<int>(std::min<std::int64_t>(kPanelOutputs, config.hidden_size - column)),
-             w2.bias(expert, p, scratch), targets.data(),
-             state.sums == nullptr ? nullptr : state.sums + column, state.sums_stride,
-             static_cast<std::byte*>(output.data) + column * output_bytes, output.dtype,
-             output.row_stride});
-      });
+      const bool more = b + 1 < blocks.num_blocks();
+      const std::size_t next = more ? active : std::min(active + 1, state.active_experts.size() - 1);
+      const std::byte* after = w2.kept(state.active_experts[next], begin, 0);
+      multiply(
+          w2, expert, block, begin, end, after, scratch, [&](std::int64_t p, const float* sums) {
+            const std::int64_t column = p * kPanelOutputs;
+            layer.kernels.rows->combine(
+                {sums, block.rows,
+                 static_cast<int>(
+                     std::min<std::int64_t>(kPanelOutputs, config.hidden_size - column)),
+                 w2.bias(expert, p, scratch.bias), targets.data(),
+                 state.sums == nullptr ? nullptr : state.sums + column, state.sums_stride,
+                 static_cast<std::byte*>(output.data) + column * output_bytes, output.dtype,
+                 output.row_stride});
+          });
     }
   }
 }

@@ -17,13 +17,10 @@ namespace fusedmoe::cpu {
 // What stays the same from call to call.
 struct Layer {
   const PlanSpec* spec = nullptr;
-  const GemmKernel* gemm13 = nullptr;
-  const GemmKernel* gemm2 = nullptr;
-  const RowKernels* rows = nullptr;
+  KernelChoice kernels{};
+  PackedLayout layout;
   const WeightStorage* packed = nullptr;  // or
   const ExpertWeights* borrowed = nullptr;
-  std::int64_t w13_panels = 0;
-  std::int64_t w2_panels = 0;
 
   // Of the activated intermediate: what gemm2 multiplies.
   DType compute_dtype() const { return spec->config.dtype; }
@@ -37,10 +34,10 @@ struct CallState {
   void* activated = nullptr;                     // [rows, intermediate_size] of compute_dtype
   float* sums = nullptr;                         // [num_tokens, sums_stride], when top_k > 1
   std::int64_t sums_stride = 0;
-  std::byte* thread_scratch = nullptr;  // thread_scratch_bytes() for each thread
+  std::byte* thread_scratch = nullptr;  // thread_scratch_bytes(layer) for each thread
 };
 
-std::int64_t thread_scratch_bytes();
+std::int64_t thread_scratch_bytes(const Layer& layer);
 // How many threads the work of a call can keep busy, at most `limit`.
 int useful_threads(const Layer& layer, const CallState& state, int limit);
 

@@ -26,8 +26,13 @@ PanelOutputs w13_panel(const PlanSpec& spec, const ExpertWeights& weights, std::
 PanelOutputs w2_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,
                       std::int64_t panel);
 
-// to: [k][32], elements as they are.
-void copy_panel(const PanelOutputs& panel, std::int64_t k0, std::int64_t k, void* to);
+// Whether a panel is multiplied at once, and belongs into the caches, or later.
+enum class PanelUse { now, later };
+
+// to: k0 .. k0+k of the panel in a kernel's layout, elements as they are; k0 is a multiple of
+// k_multiple. Writes padded(k) * 32 elements.
+void copy_panel(const PanelOutputs& panel, std::int64_t k0, std::int64_t k, PanelLayout layout,
+                void* to, PanelUse use = PanelUse::now);
 
 // The biases of a panel in its order, fp32, zeros for padding. False when there is no bias.
 bool w13_bias_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-#include "backends/cpu/kernels/kernels.h"
+#include "backends/cpu/numa.h"
 #include "formats/format.h"
 #include "fusedmoe/error.h"
 
@@ -15,14 +15,17 @@ namespace {
 
 constexpr std::int64_t kHeaderBytes = 256;
 constexpr char kMagic[8] = {'F', 'M', 'O', 'E', 'C', 'P', 'U', '1'};
-
-std::int64_t round_up(std::int64_t value) { return (value + 63) / 64 * 64; }
+// Nodes do not share a page, however large.
+constexpr std::int64_t kNodeAlignment = std::int64_t{2} << 20;
 
 // Names of facts_, in order: what two plans must share to share packed weights.
 constexpr const char* kFacts[] = {"hidden_size", "intermediate_size", "local experts",
                                   "gated",       "format of w13",     "format of w2",
                                   "w13 bias",    "w2 bias",           "outputs per panel",
+                                  "w13 layout",  "w2 layout",         "NUMA nodes",
                                   "bytes"};
+
+std::int64_t code_of(PanelLayout layout) { return layout.k_group * 1000 + layout.k_multiple; }
 
 }  // namespace
 
@@ -32,35 +35,58 @@ struct WeightStorage::Header {
   std::int64_t facts[std::size(kFacts)];
 };
 
-PackedLayout::PackedLayout(const PlanSpec& spec, const ExpertWeights& weights)
-    : num_experts(spec.num_local_experts) {
+PackedLayout::PackedLayout(const PlanSpec& spec, const ExpertWeights& weights,
+                           const KernelChoice& kernels, int nodes)
+    : num_experts_(spec.num_local_experts) {
   const std::int64_t h_size = spec.config.hidden_size;
   const std::int64_t i_size = spec.config.intermediate_size;
-  const auto panel_bytes = [](const WeightTensor& tensor, std::int64_t k) {
-    return k * kPanelOutputs * format_info(tensor.format).bits_per_weight / 8;
+  const auto panels = [&](const WeightTensor& tensor, const BiasTensor& bias, PanelLayout layout,
+                          std::int64_t outputs, std::int64_t per_panel, std::int64_t k) {
+    Panels result;
+    result.count = (outputs + per_panel - 1) / per_panel;
+    result.bytes =
+        layout.padded(k) * kPanelOutputs * format_info(tensor.format).bits_per_weight / 8;
+    result.layout = layout;
+    if (!bias.empty()) {
+      result.bias_offset = expert_bias_bytes_;
+      expert_bias_bytes_ += result.count * kBiasPanelBytes;
+    }
+    return result;
   };
-  const std::int64_t channels = spec.gated() ? kGatedOutputs : kPanelOutputs;
-  w13_panels = (i_size + channels - 1) / channels;
-  w2_panels = (h_size + kPanelOutputs - 1) / kPanelOutputs;
-  w13_panel_bytes = panel_bytes(weights.w13, h_size);
-  w2_panel_bytes = panel_bytes(weights.w2, i_size);
-  w2_offset = round_up(w13_panels * w13_panel_bytes);
-  std::int64_t end = round_up(w2_offset + w2_panels * w2_panel_bytes);
-  constexpr std::int64_t kBiasBytes = kPanelOutputs * sizeof(float);
-  w13_bias_offset = weights.w13_bias.empty() ? -1 : end;
-  if (w13_bias_offset >= 0) end += w13_panels * kBiasBytes;
-  w2_bias_offset = weights.w2_bias.empty() ? -1 : end;
-  if (w2_bias_offset >= 0) end += w2_panels * kBiasBytes;
-  expert_bytes = end;
+  w13 = panels(weights.w13, weights.w13_bias, kernels.inputs13->panel, i_size,
+               spec.gated() ? kGatedOutputs : kPanelOutputs, h_size);
+  w13.is_w13 = true;
+  w2 = panels(weights.w2, weights.w2_bias, kernels.inputs2->panel, h_size, kPanelOutputs, i_size);
+  const std::int64_t alignment = nodes > 1 ? kNodeAlignment : kHeaderBytes;
+  starts_.assign(static_cast<std::size_t>(nodes) + 1, alignment);
+  ends_.assign(static_cast<std::size_t>(nodes), 0);
+  for (int node = 0; node < nodes; ++node) {
+    std::int64_t bytes = 0;
+    for (const Panels& p : {w13, w2}) {
+      bytes += (first_panel(p, node + 1) - first_panel(p, node)) * p.bytes;
+    }
+    const std::int64_t end = node_start(node) + num_experts_ * bytes;
+    ends_[static_cast<std::size_t>(node)] = end;
+    starts_[static_cast<std::size_t>(node) + 1] = (end + alignment - 1) / alignment * alignment;
+  }
 }
 
-std::int64_t PackedLayout::storage_bytes() const {
-  return kHeaderBytes + num_experts * expert_bytes;
+std::int64_t PackedLayout::panel_offset(const Panels& panels, std::int64_t expert,
+                                        std::int64_t panel) const {
+  std::int64_t node = 0;
+  while (node + 1 < nodes() && panel >= first_panel(panels, node + 1)) ++node;
+  const std::int64_t w13_first = first_panel(w13, node);
+  const std::int64_t w2_first = first_panel(w2, node);
+  const std::int64_t w13_bytes = (first_panel(w13, node + 1) - w13_first) * w13.bytes;
+  const std::int64_t w2_bytes = (first_panel(w2, node + 1) - w2_first) * w2.bytes;
+  const std::int64_t base = starts_[static_cast<std::size_t>(node)] + expert * (w13_bytes + w2_bytes);
+  return panels.is_w13 ? base + (panel - w13_first) * w13.bytes
+                         : base + w13_bytes + (panel - w2_first) * w2.bytes;
 }
 
 WeightStorage::WeightStorage(const PlanSpec& spec, const ExpertWeights& weights,
-                             std::span<std::byte> given)
-    : layout_(spec, weights),
+                             const PackedLayout& layout, std::span<std::byte> given)
+    : layout_(layout),
       facts_{spec.config.hidden_size,
              spec.config.intermediate_size,
              spec.num_local_experts,
@@ -70,7 +96,10 @@ WeightStorage::WeightStorage(const PlanSpec& spec, const ExpertWeights& weights,
              weights.w13_bias.empty() ? 0 : 1,
              weights.w2_bias.empty() ? 0 : 1,
              kPanelOutputs,
-             layout_.storage_bytes()} {
+             code_of(layout.w13.layout),
+             code_of(layout.w2.layout),
+             layout.nodes(),
+             layout.storage_bytes()} {
   if (!given.empty()) {
     data_ = given.data();
     return;
@@ -87,6 +116,10 @@ WeightStorage::WeightStorage(const PlanSpec& spec, const ExpertWeights& weights,
   madvise(pages, static_cast<std::size_t>(bytes()), MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(pages);
   owned_ = true;
+  for (int node = 0; node < layout_.nodes() && layout_.nodes() > 1; ++node) {
+    const std::int64_t start = layout_.node_start(node);
+    bind_memory(data_ + start, static_cast<std::size_t>(layout_.node_start(node + 1) - start), node);
+  }
 }
 
 WeightStorage::~WeightStorage() {
@@ -95,14 +128,18 @@ WeightStorage::~WeightStorage() {
 
 WeightStorage::Header* WeightStorage::header() const { return reinterpret_cast<Header*>(data_); }
 
-std::byte* WeightStorage::expert(std::int64_t index) const {
-  return data_ + kHeaderBytes + index * layout_.expert_bytes;
-}
-
 void WeightStorage::begin_write() {
   std::memset(data_, 0, kHeaderBytes);
   std::memcpy(header()->magic, kMagic, sizeof(kMagic));
   std::memcpy(header()->facts, facts_, sizeof(facts_));
+  if (owned_) return;  // pages of zeros
+  // Equal weights are equal bytes, whatever the memory held where no panel lies.
+  std::int64_t end = kHeaderBytes;
+  for (int node = 0; node <= layout_.nodes(); ++node) {
+    const std::int64_t start = layout_.node_start(node);
+    std::memset(data_ + end, 0, static_cast<std::size_t>(start - end));
+    if (node < layout_.nodes()) end = layout_.node_end(node);
+  }
 }
 
 void WeightStorage::end_write() { header()->complete = 1; }

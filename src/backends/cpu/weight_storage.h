@@ -5,39 +5,80 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
+#include "backends/cpu/kernel_choice.h"
 #include "core/backend.h"
 #include "fusedmoe/weights.h"
 
 namespace fusedmoe::cpu {
 
-// Offsets of the parts of one expert; every part starts at a multiple of 64 bytes.
-struct PackedLayout {
-  std::int64_t num_experts = 0;
-  std::int64_t w13_panels = 0;
-  std::int64_t w2_panels = 0;
-  std::int64_t w13_panel_bytes = 0;
-  std::int64_t w2_panel_bytes = 0;
-  std::int64_t w2_offset = 0;        // w13 is at 0
-  std::int64_t w13_bias_offset = 0;  // -1 = no bias; [w13_panels][32] f32
-  std::int64_t w2_bias_offset = 0;   // -1 = no bias; [w2_panels][32] f32
-  std::int64_t expert_bytes = 0;
-
+// Where each panel lies: [node][expert][panels of w13, panels of w2], the panels of one node being a
+// range of each matrix's; then the biases, [expert][panels of w13, panels of w2][32] f32. Every part
+// starts at a multiple of 64 bytes.
+class PackedLayout {
+ public:
   PackedLayout() = default;
-  PackedLayout(const PlanSpec& spec, const ExpertWeights& weights);
+  // nodes: 1, or as many as share the panels.
+  PackedLayout(const PlanSpec& spec, const ExpertWeights& weights, const KernelChoice& kernels,
+               int nodes);
+
+  // Of w13 or w2.
+  struct Panels {
+    bool is_w13 = false;
+    std::int64_t count = 0;
+    std::int64_t bytes = 0;        // of one panel
+    std::int64_t bias_offset = -1;  // in an expert's biases; -1 = none
+    PanelLayout layout;
+  };
+  Panels w13, w2;
+
+  int nodes() const { return static_cast<int>(starts_.size()) - 1; }
+  // The panels that a node owns: [first, first of the next node).
+  std::int64_t first_panel(const Panels& panels, std::int64_t node) const {
+    return panels.count * node / nodes();
+  }
+  // Offsets in the storage.
+  std::int64_t panel_offset(const Panels& panels, std::int64_t expert, std::int64_t panel) const;
+  std::int64_t bias_offset(const Panels& panels, std::int64_t expert, std::int64_t panel) const {
+    return starts_.back() + expert * expert_bias_bytes_ + panels.bias_offset +
+           panel * kBiasPanelBytes;
+  }
+  std::int64_t node_start(int node) const { return starts_[static_cast<std::size_t>(node)]; }
+  // Of its last panel: what lies between that and the start of the next is not used.
+  std::int64_t node_end(int node) const { return ends_[static_cast<std::size_t>(node)]; }
   // Header and all experts.
-  std::int64_t storage_bytes() const;
+  std::int64_t storage_bytes() const {
+    return starts_.back() + num_experts_ * expert_bias_bytes_;
+  }
+
+ private:
+  static constexpr std::int64_t kBiasPanelBytes = kPanelOutputs * sizeof(float);
+
+  std::int64_t num_experts_ = 0;
+  std::int64_t expert_bias_bytes_ = 0;
+  std::vector<std::int64_t> starts_{0, 0};  // of each node's part, and of the biases
+  std::vector<std::int64_t> ends_{0};
 };
 
 class WeightStorage {
  public:
   // Own memory (given empty) or the caller's.
-  WeightStorage(const PlanSpec& spec, const ExpertWeights& weights, std::span<std::byte> given);
+  WeightStorage(const PlanSpec& spec, const ExpertWeights& weights, const PackedLayout& layout,
+                std::span<std::byte> given);
   WeightStorage(const WeightStorage&) = delete;
   WeightStorage& operator=(const WeightStorage&) = delete;
   ~WeightStorage();
 
-  std::byte* expert(std::int64_t index) const;
+  std::byte* panel(const PackedLayout::Panels& panels, std::int64_t expert,
+                   std::int64_t panel) const {
+    return data_ + layout_.panel_offset(panels, expert, panel);
+  }
+  // [32], or null without a bias.
+  float* bias(const PackedLayout::Panels& panels, std::int64_t expert, std::int64_t panel) const {
+    if (panels.bias_offset < 0) return nullptr;
+    return reinterpret_cast<float*>(data_ + layout_.bias_offset(panels, expert, panel));
+  }
   // Between the two the header says that the contents are not to be used.
   void begin_write();
   void end_write();
@@ -56,7 +97,7 @@ class WeightStorage {
   std::byte* data_ = nullptr;
   bool owned_ = false;
   // What the header must say.
-  std::int64_t facts_[10] = {};
+  std::int64_t facts_[13] = {};
 };
 
 }  // namespace fusedmoe::cpu

@@ -46,10 +46,12 @@ class IsaEnvironment {
   std::optional<std::string> before_;
 };
 
-CpuIsa best_up_to(CpuIsa top) {
+// The best set up to `top` that is worth it on this machine; `top` itself when it was named.
+CpuIsa best_up_to(CpuIsa top, bool named) {
   CpuIsa best = CpuIsa::scalar;
   for (const CpuIsa isa : all_isas()) {
-    if (isa <= top && is_available(isa)) best = isa;
+    if (isa > top || !is_available(isa)) continue;
+    if (is_fast(isa, cpu_facts()) || (named && isa == top)) best = isa;
   }
   return best;
 }
@@ -62,6 +64,10 @@ TEST(CpuIsaTest, NamesAreUniqueAndInOrderOfPreference) {
   }
   EXPECT_STREQ(to_string(CpuIsa::scalar), "scalar");
   EXPECT_STREQ(to_string(CpuIsa::avx2_fma), "avx2");
+  EXPECT_STREQ(to_string(CpuIsa::avx512), "avx512");
+  EXPECT_STREQ(to_string(CpuIsa::avx512_bf16), "avx512_bf16");
+  EXPECT_STREQ(to_string(CpuIsa::amx_bf16), "amx_bf16");
+  EXPECT_EQ(all_isas().size(), 5U);
   EXPECT_EQ(all_isas().front(), CpuIsa::scalar);
   EXPECT_TRUE(is_available(CpuIsa::scalar));
 }
@@ -76,24 +82,104 @@ TEST(CpuIsaTest, AvailabilityIsWhatTheSystemSays) {
   const auto has = [&](const char* flag) {
     return flags.find(std::string(" ") + flag + " ") != std::string::npos;
   };
-  EXPECT_EQ(is_available(CpuIsa::avx2_fma), has("avx2") && has("fma") && has("f16c"));
+  const bool avx2 = has("avx2") && has("fma") && has("f16c");
+  const bool avx512 =
+      avx2 && has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl");
+  EXPECT_EQ(is_available(CpuIsa::avx2_fma), avx2);
+  EXPECT_EQ(is_available(CpuIsa::avx512), avx512);
+  EXPECT_EQ(is_available(CpuIsa::avx512_bf16), avx512 && has("avx512_bf16"));
+#ifndef FUSEDMOE_AMX_MODEL
+  if (is_available(CpuIsa::amx_bf16)) {  // the kernel may refuse what the processor has
+    EXPECT_TRUE(has("amx_bf16") && has("amx_tile") && has("avx512_bf16"));
+  }
+#endif
+}
+
+// Kernels of a set may call on those of every set below it.
+TEST(CpuIsaTest, EachIncludesThoseBeforeIt) {
+  for (std::size_t i = 1; i < all_isas().size(); ++i) {
+    if (!is_available(all_isas()[i])) continue;
+    EXPECT_TRUE(is_available(all_isas()[i - 1])) << to_string(all_isas()[i]);
+  }
+}
+
+TEST(CpuIsaTest, VendorIsAsCpuidSpellsIt) {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    if (line.rfind("vendor_id", 0) != 0) continue;
+    EXPECT_EQ(cpu_facts().vendor, line.substr(line.find(':') + 2));
+    return;
+  }
+  GTEST_SKIP() << "no vendor in /proc/cpuinfo";
+}
+
+// A fact of the processor, not of a measurement: its whole table.
+TEST(CpuIsaTest, WhatIsFastByVendor) {
+  for (const char* vendor : {"GenuineIntel", "AuthenticAMD", "HygonGenuine", ""}) {
+    const CpuFacts facts{vendor};
+    EXPECT_TRUE(is_fast(CpuIsa::scalar, facts));
+    EXPECT_TRUE(is_fast(CpuIsa::avx2_fma, facts));
+    EXPECT_TRUE(is_fast(CpuIsa::avx512, facts));
+    EXPECT_EQ(is_fast(CpuIsa::avx512_bf16, facts), std::string(vendor) != "GenuineIntel");
+#ifdef FUSEDMOE_AMX_MODEL
+    EXPECT_FALSE(is_fast(CpuIsa::amx_bf16, facts)) << "the model is for tests";
+#else
+    EXPECT_TRUE(is_fast(CpuIsa::amx_bf16, facts));
+#endif
+  }
 }
 
 TEST(CpuIsaTest, LimitAndEnvironmentBothCap) {
+  const CpuIsa top = all_isas().back();
   for (const CpuIsa limit : all_isas()) {
     {
       const IsaEnvironment none(nullptr);
-      EXPECT_EQ(choose_isa(to_string(limit)), best_up_to(limit));
-      EXPECT_EQ(choose_isa(""), best_up_to(all_isas().back()));
+      EXPECT_EQ(choose_isa(to_string(limit)), best_up_to(limit, true));
+      EXPECT_EQ(choose_isa(""), best_up_to(top, false));
+      // Named, it is taken wherever it is there, fast or not.
+      EXPECT_TRUE(!is_available(limit) || choose_isa(to_string(limit)) == limit);
     }
     const IsaEnvironment environment(to_string(limit));
-    EXPECT_EQ(choose_isa(""), best_up_to(limit));
+    EXPECT_EQ(choose_isa(""), best_up_to(limit, true));
     for (const CpuIsa other : all_isas()) {
-      EXPECT_EQ(choose_isa(to_string(other)), best_up_to(std::min(limit, other)));
+      EXPECT_EQ(choose_isa(to_string(other)), best_up_to(std::min(limit, other), true));
     }
   }
   const IsaEnvironment empty("");
-  EXPECT_EQ(choose_isa(""), best_up_to(all_isas().back()));
+  EXPECT_EQ(choose_isa(""), best_up_to(top, false));
+}
+
+// The default is never a set that its machine runs slower than those below it.
+TEST(CpuIsaTest, TheDefaultIsFast) {
+  const IsaEnvironment none(nullptr);
+  EXPECT_TRUE(is_fast(choose_isa(""), cpu_facts()));
+  EXPECT_TRUE(cpu_facts().vendor != "GenuineIntel" || choose_isa("") != CpuIsa::avx512_bf16);
+#ifdef FUSEDMOE_AMX_MODEL
+  EXPECT_NE(choose_isa(""), CpuIsa::amx_bf16);
+#endif
+}
+
+TEST(CpuIsaTest, ReasonNamesEverySetThatWasNotChosen) {
+  const IsaEnvironment none(nullptr);
+  for (const CpuIsa limit : all_isas()) {
+    const std::string reason = isa_reason(to_string(limit));
+    for (const CpuIsa isa : all_isas()) {
+      const std::string why = std::string("not ") + to_string(isa) + ": ";
+      const std::size_t at = reason.find(why);
+      ASSERT_EQ(at != std::string::npos, isa > choose_isa(to_string(limit))) << reason;
+      if (at == std::string::npos) continue;
+      const std::string rest = reason.substr(at + why.size());
+      const std::string want = isa > limit ? std::string("options.isa = ") + to_string(limit)
+                               : is_available(isa) ? "slower than the sets below it"
+                                                   : "absent or refused here";
+      EXPECT_EQ(rest.rfind(want, 0), 0U) << reason;
+    }
+  }
+  EXPECT_EQ(isa_reason("scalar"),
+            "not avx2: options.isa = scalar, not avx512: options.isa = scalar, not avx512_bf16: "
+            "options.isa = scalar, not amx_bf16: options.isa = scalar");
+  const IsaEnvironment environment("scalar");
+  EXPECT_EQ(isa_reason("").rfind("not avx2: FUSEDMOE_ISA = scalar", 0), 0U);
 }
 
 std::string refusal_of(const std::string& limit) {
@@ -108,12 +194,14 @@ std::string refusal_of(const std::string& limit) {
 
 TEST(CpuIsaTest, UnknownNamesAreRefused) {
   const IsaEnvironment none(nullptr);
-  for (const std::string name : {"avx3", "AVX2", "avx2_fma", " scalar", "avx2 ", "0"}) {
-    EXPECT_EQ(refusal_of(name),
-              "options.isa: expected one of scalar, avx2, got '" + name + "'; name one of these");
+  for (const std::string name :
+       {"avx3", "AVX2", "avx2_fma", " scalar", "avx2 ", "0", "amx", "avx512bf16"}) {
+    const std::string rest =
+        ": expected one of scalar, avx2, avx512, avx512_bf16, amx_bf16, got '" + name +
+        "'; name one of these";
+    EXPECT_EQ(refusal_of(name), "options.isa" + rest);
     const IsaEnvironment environment(name.c_str());
-    EXPECT_EQ(refusal_of(""),
-              "FUSEDMOE_ISA: expected one of scalar, avx2, got '" + name + "'; name one of these");
+    EXPECT_EQ(refusal_of(""), "FUSEDMOE_ISA" + rest);
   }
 }
 

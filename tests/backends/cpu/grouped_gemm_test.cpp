@@ -1,6 +1,6 @@
 // The schedule of the grouped GEMMs: every way of cutting the work into threads, blocks of rows,
 // groups of panels and pieces of K gives the oracle's values and the same bits.
-#include <functional>
+#include <algorithm>
 
 #include "formats/format.h"
 #include "fusedmoe/fusedmoe.h"
@@ -27,21 +27,43 @@ std::vector<std::byte> apply(const FusedMoe& plan, RandomInput& input, int threa
   return input.output_bytes();
 }
 
+// Some tokens of an input and of its output.
+struct Rows {
+  ConstMatrixView hidden, topk_weights, topk_ids, output;
+
+  Rows(const RandomInput& input, std::int64_t first, std::int64_t count)
+      : hidden(part(input.hidden(), first, count)),
+        topk_weights(part(input.topk_weights(), first, count)),
+        topk_ids(part(input.topk_ids(), first, count)),
+        output(part(ConstMatrixView(input.output()), first, count)) {}
+
+ private:
+  static ConstMatrixView part(ConstMatrixView view, std::int64_t first, std::int64_t count) {
+    view.data = static_cast<const std::byte*>(view.data) +
+                first * view.row_stride * bytes_per_element(view.dtype);
+    view.rows = count;
+    return view;
+  }
+};
+
 struct Shape {
   const char* name;
   std::int64_t hidden, inter, experts, top_k, tokens;
   Activation kind = Activation::silu;
 };
 
-// Each crosses a limit of the schedule.
+// Each crosses a limit of the schedule, for every instruction set: an expert's rows go in blocks of
+// GemmInputs::max_rows (48, 96 or 256), accumulators in groups of 16 panels, and a block's loaded
+// rows fill bytes_at_once (400 or 1056 KiB), or else K goes in pieces; of borrowed weights, by
+// 1024.
 constexpr Shape kShapes[] = {
     {"OnePanel", 5, 3, 2, 1, 9},
     {"MoreThreadsThanPanels", 61, 17, 3, 2, 70},
-    {"ManyRowBlocks", 70, 40, 2, 2, 203},      // over 48 rows an expert, several times
-    {"ManyPanelGroups", 600, 300, 2, 1, 7},    // over 16 panels in both GEMMs
-    {"ManyPiecesOfK", 1601, 270, 1, 1, 48},    // over 1365 inputs with 48 rows, over 16 panels
-    {"LongKFewRows", 17001, 19, 1, 1, 4},      // four rows are longer than their buffer
-    {"LongIntermediate", 33, 17001, 1, 1, 4},  // the same in gemm2
+    {"ManyRowBlocks", 70, 40, 2, 2, 371},    // over 256 rows an expert
+    {"ManyPanelGroups", 600, 300, 2, 1, 7},  // over 16 panels in both GEMMs
+    {"ManyPiecesOfBorrowedK", 2101, 270, 1, 1, 5},
+    {"LongKFewRows", 33801, 19, 1, 1, 8},  // eight rows are longer than their buffer
+    {"LongIntermediate", 33, 33801, 1, 1, 8, Activation::relu2},  // the same in gemm2
     {"NoGate", 95, 77, 5, 3, 31, Activation::relu2},
 };
 constexpr int kMostThreads = 19;
@@ -103,6 +125,63 @@ TEST_P(Schedule, EveryCutOfTheWorkIsTheSameLayer) {
 
 std::string shape_name(const testing::TestParamInfo<Shape>& info) { return info.param.name; }
 INSTANTIATE_TEST_SUITE_P(Cuts, Schedule, testing::ValuesIn(kShapes), shape_name);
+
+// The shapes above are of no use when the limits move away from them.
+TEST(ScheduleShapes, CrossEveryLimitOfEveryInstructionSet) {
+  for (const GemmInputs& inputs : gemm_inputs()) {
+    SCOPED_TRACE(to_string(inputs.isa));
+    const auto some = [&](const auto& crosses) {
+      return std::any_of(std::begin(kShapes), std::end(kShapes), crosses);
+    };
+    EXPECT_TRUE(some([&](const Shape& s) {  // its skips leave at least nine rows of ten
+      return s.tokens * s.top_k * 9 / 10 > inputs.max_rows * s.experts;
+    }));
+    EXPECT_TRUE(some(
+        [&](const Shape& s) { return inputs.bytes(s.tokens, s.hidden) > inputs.bytes_at_once; }));
+    EXPECT_TRUE(some(
+        [&](const Shape& s) { return inputs.bytes(s.tokens, s.inter) > inputs.bytes_at_once; }));
+  }
+}
+
+// Several pieces of K and several groups of panels and several blocks of rows at once, of packed
+// weights: as many rows as an instruction set takes, and a few more. The oracle sees the first
+// tokens and the last, the bits of all others are those of calls with few tokens.
+TEST(ScheduleLimits, PiecesGroupsAndBlocksTogether) {
+  for (const CpuIsa isa : all_isas()) {
+    if (!is_available(isa)) continue;
+    const GemmKernel& kernel = *find_gemm(isa, WeightFormat::bf16, DType::bf16);
+    if (kernel.isa != isa) continue;
+    const GemmInputs& inputs = inputs_of(kernel);
+    const MoeConfig config{.hidden_size = 2201,
+                           .intermediate_size = 261,
+                           .num_experts = 1,
+                           .top_k = 1,
+                           .dtype = DType::bf16};
+    // Two even blocks, of which each has more than half of max_rows: two pieces of K.
+    const std::int64_t tokens = 2 * inputs.max_rows - 1;
+    ASSERT_GT(inputs.bytes(tokens / 2, config.hidden_size), inputs.bytes_at_once);
+    const RandomWeights weights(config, 1, {.w13_bias = true}, 5);
+    RandomInput input(config, {.num_tokens = tokens}, 6);
+    PlanOptions options;
+    options.isa = to_string(isa);
+    options.max_threads = 3;
+    const FusedMoe plan = FusedMoe::create(config, weights.view(), options);
+    WorkspaceBuffer workspace(Device::cpu(), plan.workspace_size(tokens));
+    const std::vector<std::byte> all = apply(plan, input, 3, workspace.span());
+    for (const std::int64_t first : {std::int64_t{0}, tokens - 2}) {
+      const Rows rows(input, first, 2);
+      const std::vector<double> expected =
+          reference_moe(config, weights.view(), rows.hidden, rows.topk_weights, rows.topk_ids);
+      const Errors errors = compare(rows.output, expected);
+      EXPECT_TRUE(
+          within(errors, tolerance(WeightFormat::bf16, DType::bf16, DType::bf16, ComputeMode::a16)))
+          << to_string(isa) << " " << errors.rel_l2 << " " << errors.max_error;
+    }
+    const auto few = static_cast<std::size_t>(plan.workspace_size(7).bytes);
+    EXPECT_EQ(apply(plan, input, 2, workspace.span().first(few)), all) << to_string(isa);
+    EXPECT_EQ(apply(plan, input, 1, workspace.span()), all) << to_string(isa);
+  }
+}
 
 }  // namespace
 }  // namespace fusedmoe::cpu

@@ -23,7 +23,8 @@ inline constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// A test of one instruction set; skipped, with a message, where the machine has not got it.
+// A test of one instruction set's row kernels, or of those that it takes from the sets below it;
+// skipped, with a message, where the machine has not got it.
 class IsaTest : public testing::TestWithParam<CpuIsa> {
  protected:
   void SetUp() override {

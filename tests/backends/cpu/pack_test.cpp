@@ -7,6 +7,7 @@
 #include "formats/format.h"
 #include "kernel_inputs.h"
 #include "reference/random_layer.h"
+#include "support/guarded_buffer.h"
 
 namespace fusedmoe::cpu {
 namespace {
@@ -14,11 +15,15 @@ namespace {
 constexpr std::int64_t kExperts = 3;
 constexpr WeightFormat kFormats[] = {WeightFormat::f32, WeightFormat::f16, WeightFormat::bf16};
 constexpr WeightLayout kLayouts[] = {WeightLayout::nk, WeightLayout::kn};
+constexpr PanelLayout kPanelLayouts[] = {{1, 1}, {2, 2}, {2, 32}};
 
-// N and K odd, no multiple of a panel: the last panels have 3 channels and 3 columns.
+// K beyond two of the blocks that are copied at once, with a tail; the last panels have 6 channels
+// and 11 columns.
+constexpr std::int64_t kHidden = 75;
+constexpr std::int64_t kInter = 70;
 MoeConfig config_of(Activation kind) {
-  return {.hidden_size = 35,
-          .intermediate_size = 19,
+  return {.hidden_size = kHidden,
+          .intermediate_size = kInter,
           .num_experts = kExperts,
           .top_k = 1,
           .activation = {kind}};
@@ -35,20 +40,39 @@ std::int64_t fused_row(const MoeConfig& config, std::int64_t channel, int part) 
 
 using Expected = std::function<double(std::int64_t column, std::int64_t k)>;
 
-// Copies a panel whole and in pieces and compares each element; what is no output is +0.
+// Copies a panel whole and in pieces, in every layout of panels, and compares each element; what is
+// no output, and what lies behind the last k up to the layout's multiple, is +0.
 void expect_panel(const PanelOutputs& panel, DType dtype, std::int64_t k, std::int64_t outputs,
                   const Expected& expected) {
-  for (const std::int64_t step : {k, std::int64_t{1}, std::int64_t{7}, std::int64_t{32}}) {
-    std::vector<std::byte> packed(k * kPanelOutputs * bytes_of(dtype), std::byte{0xff});
-    for (std::int64_t k0 = 0; k0 < k; k0 += step) {
-      copy_panel(panel, k0, std::min(step, k - k0),
-                 packed.data() + k0 * kPanelOutputs * bytes_of(dtype));
+  std::vector<float> want(static_cast<std::size_t>(k * kPanelOutputs));
+  for (std::int64_t i = 0; i < k; ++i) {
+    for (std::int64_t column = 0; column < std::min<std::int64_t>(outputs, kPanelOutputs);
+         ++column) {
+      want[static_cast<std::size_t>(i * kPanelOutputs + column)] =
+          static_cast<float>(expected(column, i));
     }
-    for (std::int64_t i = 0; i < k; ++i) {
-      for (std::int64_t column = 0; column < kPanelOutputs; ++column) {
-        const float got = load(packed.data(), dtype, i * kPanelOutputs + column);
-        const auto want = column < outputs ? static_cast<float>(expected(column, i)) : 0.0F;
-        ASSERT_EQ(bits(got), bits(want)) << "k " << i << ", column " << column << ", step " << step;
+  }
+  for (const PanelLayout& layout : kPanelLayouts) {
+    if (dtype == DType::f32 && layout.k_group != 1) continue;  // pairs are of two bytes each
+    for (const std::int64_t about : {k, std::int64_t{1}, std::int64_t{7}, std::int64_t{33}}) {
+      const std::int64_t step = about == k ? k : layout.padded(about);
+      const std::int64_t padded = layout.padded(k);
+      std::vector<std::byte> packed(
+          static_cast<std::size_t>(padded * kPanelOutputs * bytes_of(dtype)), std::byte{0xff});
+      for (std::int64_t k0 = 0; k0 < k; k0 += step) {
+        copy_panel(panel, k0, std::min(step, k - k0), layout,
+                   packed.data() + k0 * kPanelOutputs * bytes_of(dtype));
+      }
+      for (std::int64_t i = 0; i < padded; ++i) {
+        for (std::int64_t column = 0; column < kPanelOutputs; ++column) {
+          const std::int64_t at =
+              (i / layout.k_group * kPanelOutputs + column) * layout.k_group + i % layout.k_group;
+          const float value =
+              i < k ? want[static_cast<std::size_t>(i * kPanelOutputs + column)] : 0.0F;
+          ASSERT_EQ(bits(load(packed.data(), dtype, at)), bits(value))
+              << "k " << i << ", column " << column << ", step " << step << ", groups of "
+              << layout.k_group << ", multiple of " << layout.k_multiple;
+        }
       }
     }
   }
@@ -57,7 +81,7 @@ void expect_panel(const PanelOutputs& panel, DType dtype, std::int64_t k, std::i
 void expect_w2(const PlanSpec& spec, const ExpertWeights& weights) {
   const MoeConfig& config = spec.config;
   for (const std::int64_t expert : {0, 2}) {
-    for (std::int64_t p = 0; p < 2; ++p) {
+    for (std::int64_t p = 0; p * kPanelOutputs < config.hidden_size; ++p) {
       expect_panel(w2_panel(spec, weights, expert, p), dtype_of(weights.w2.format),
                    config.intermediate_size, config.hidden_size - p * kPanelOutputs,
                    [&](std::int64_t column, std::int64_t k) {
@@ -164,6 +188,36 @@ TEST(Pack, GateAndUpApart) {
   }
 }
 
+// The last expert's tensors end where their memory ends, with k or the outputs side by side, or
+// neither: nothing behind them is read.
+TEST(Pack, NothingBehindTheWeightsIsRead) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const std::int64_t bytes = bytes_of(dtype);
+    for (std::int64_t k = 1; k <= 80; ++k) {
+      for (const std::int64_t columns : {32, 13}) {
+        struct Strides {
+          std::int64_t k, output;
+        };
+        for (const Strides& stride : {Strides{1, k}, Strides{columns, 1}, Strides{3, 3 * k}}) {
+          const std::int64_t size = (k - 1) * stride.k + (columns - 1) * stride.output + 1;
+          const std::vector<std::byte> values = encode(numbers(size, 9, dtype), dtype);
+          const test::GuardedBuffer memory(values.data(), size * bytes, test::Side::back);
+          PanelOutputs panel{{}, {}, static_cast<int>(bytes)};
+          for (std::int64_t c = 0; c < columns; ++c) {
+            panel.output[static_cast<std::size_t>(c)] = memory.data() + c * stride.output * bytes;
+            panel.k_stride[static_cast<std::size_t>(c)] = stride.k * bytes;
+          }
+          expect_panel(panel, dtype, k, columns, [&](std::int64_t column, std::int64_t i) {
+            return static_cast<double>(
+                load(values.data(), dtype, i * stride.k + column * stride.output));
+          });
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+  }
+}
+
 TEST(Pack, Biases) {
   for (const DType dtype : kDtypes) {
     for (const Activation kind : {Activation::silu, Activation::relu2}) {
@@ -178,26 +232,27 @@ TEST(Pack, Biases) {
           const bool gated = kind == Activation::silu;
           const std::int64_t channels = gated ? kGatedOutputs : kPanelOutputs;
           for (const std::int64_t expert : {0, 2}) {
-            for (std::int64_t p = 0; p < 2; ++p) {
+            for (std::int64_t p = 0; p < 3; ++p) {
               std::vector<float> b2(kPanelOutputs, kNaN);
               ASSERT_TRUE(w2_bias_panel(spec, weights.view(), expert, p, b2.data()));
               for (std::int64_t c = 0; c < kPanelOutputs; ++c) {
                 const std::int64_t n = p * kPanelOutputs + c;
                 const float want =
-                    n < 35 ? load(weights.view().w2_bias.data, dtype, expert * 35 + n) : 0.0F;
+                    n < kHidden ? load(weights.view().w2_bias.data, dtype, expert * kHidden + n)
+                                : 0.0F;
                 ASSERT_EQ(bits(b2[c]), bits(want));
               }
-              if (p * channels >= 19) continue;
+              if (p * channels >= kInter) continue;
               std::vector<float> b13(kPanelOutputs, kNaN);
               ASSERT_TRUE(w13_bias_panel(spec, weights.view(), expert, p, b13.data()));
               for (std::int64_t c = 0; c < kPanelOutputs; ++c) {
                 const std::int64_t channel = p * channels + c % channels;
                 const std::int64_t row =
                     gated ? fused_row(config, channel, c < channels ? 0 : 1) : channel;
-                const std::int64_t rows = gated ? 38 : 19;
-                const float want =
-                    channel < 19 ? load(weights.view().w13_bias.data, dtype, expert * rows + row)
-                                 : 0.0F;
+                const std::int64_t rows = gated ? 2 * kInter : kInter;
+                const float want = channel < kInter ? load(weights.view().w13_bias.data, dtype,
+                                                           expert * rows + row)
+                                                    : 0.0F;
                 ASSERT_EQ(bits(b13[c]), bits(want)) << "expert " << expert << " column " << c;
               }
             }

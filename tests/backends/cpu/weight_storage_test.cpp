@@ -1,8 +1,10 @@
 // Packed weights in memory: offsets, what a plan writes at them, and the header.
 #include "backends/cpu/weight_storage.h"
 
-#include <numeric>
+#include <algorithm>
+#include <utility>
 
+#include "backends/cpu/numa.h"
 #include "backends/cpu/pack.h"
 #include "core/validate.h"
 #include "formats/format.h"
@@ -35,42 +37,107 @@ MoeConfig config_of(std::int64_t hidden, std::int64_t inter, Activation kind) {
           .activation = {kind}};
 }
 
-// Parts follow one another at multiples of 64, without overlap and without waste.
-TEST(PackedLayoutTest, OffsetsOfManyShapes) {
-  for (const std::int64_t hidden : {1, 5, 31, 32, 33, 64, 100}) {
-    for (const std::int64_t inter : {1, 15, 16, 17, 32, 33, 70}) {
+// The kernels of any instruction set: a layout is only arithmetic.
+KernelChoice kernels_of(CpuIsa isa, const PlanSpec& spec, const ExpertWeights& weights) {
+  const GemmKernel* gemm13 = find_gemm(isa, weights.w13.format, spec.config.dtype);
+  const GemmKernel* gemm2 = find_gemm(isa, weights.w2.format, spec.config.dtype);
+  return {isa, gemm13, gemm2, &inputs_of(*gemm13), &inputs_of(*gemm2), &row_kernels(isa)};
+}
+
+constexpr std::int64_t kNodePart = std::int64_t{2} << 20;
+constexpr std::int64_t kExperts = 4;
+
+void expect_sound(const PackedLayout& layout, int nodes, bool w13_bias, bool w2_bias) {
+  ASSERT_EQ(layout.nodes(), nodes);
+  std::vector<std::pair<std::int64_t, std::int64_t>> parts;  // begin and end of each
+  for (const PackedLayout::Panels& panels : {layout.w13, layout.w2}) {
+    EXPECT_EQ(layout.first_panel(panels, 0), 0);
+    EXPECT_EQ(layout.first_panel(panels, nodes), panels.count);
+    for (int node = 0; node < nodes; ++node) {
+      const std::int64_t first = layout.first_panel(panels, node);
+      const std::int64_t after = layout.first_panel(panels, node + 1);
+      // Shares are even.
+      EXPECT_GE(after - first, panels.count / nodes);
+      EXPECT_LE(after - first, (panels.count + nodes - 1) / nodes);
+      for (std::int64_t e = 0; e < kExperts; ++e) {
+        for (std::int64_t p = first; p < after; ++p) {
+          const std::int64_t at = layout.panel_offset(panels, e, p);
+          EXPECT_GE(at, layout.node_start(node));
+          EXPECT_LE(at + panels.bytes, layout.node_start(node + 1));
+          // A thread's panels of an expert follow one another: it streams them.
+          if (p > first) {
+            EXPECT_EQ(at, layout.panel_offset(panels, e, p - 1) + panels.bytes);
+          }
+          parts.emplace_back(at, at + panels.bytes);
+        }
+      }
+    }
+    const bool has_bias = panels.is_w13 ? w13_bias : w2_bias;
+    EXPECT_EQ(panels.bias_offset >= 0, has_bias);
+    for (std::int64_t e = 0; has_bias && e < kExperts; ++e) {
+      for (std::int64_t p = 0; p < panels.count; ++p) {
+        const std::int64_t at = layout.bias_offset(panels, e, p);
+        EXPECT_GE(at, layout.node_start(nodes));
+        parts.emplace_back(at, at + 128);
+      }
+    }
+  }
+  std::sort(parts.begin(), parts.end());
+  std::int64_t end = 256, bytes = 256;
+  for (const auto& [begin, until] : parts) {
+    EXPECT_EQ(begin % 64, 0);
+    EXPECT_GE(begin, end);  // the header lies in front, nothing over another
+    end = until;
+    bytes += until - begin;
+  }
+  EXPECT_LE(end, layout.storage_bytes());
+  // Nothing is wasted but what nodes are rounded up to.
+  if (nodes == 1) {
+    EXPECT_EQ(layout.node_start(0), 256);
+    EXPECT_LT(layout.storage_bytes(), bytes + 256);
+  } else {
+    for (int node = 0; node <= nodes; ++node) {
+      EXPECT_EQ(layout.node_start(node) % kNodePart, 0);
+    }
+    EXPECT_LT(layout.storage_bytes(), bytes + (nodes + 1) * kNodePart);
+  }
+}
+
+TEST(PackedLayoutTest, EveryPanelAndBiasHasItsOwnPlace) {
+  for (const std::int64_t hidden : {1, 31, 33, 64, 100, 330}) {
+    for (const std::int64_t inter : {1, 15, 17, 32, 70, 163}) {
       for (const Activation kind : {Activation::silu, Activation::relu2}) {
-        for (const WeightFormat format : {WeightFormat::f32, WeightFormat::bf16}) {
+        for (const CpuIsa isa : all_isas()) {
           for (int biases = 0; biases < 4; ++biases) {
-            const RandomWeights weights(config_of(hidden, inter, kind), 4,
-                                        {.w13_format = format,
-                                         .w2_format = WeightFormat::f16,
+            const MoeConfig config = config_of(hidden, inter, kind);
+            const WeightFormat w13 = biases == 1 ? WeightFormat::f32 : WeightFormat::bf16;
+            const WeightFormat w2 = biases == 2 ? WeightFormat::f16 : WeightFormat::bf16;
+            const RandomWeights weights(config, kExperts,
+                                        {.w13_format = w13,
+                                         .w2_format = w2,
                                          .w13_bias = (biases & 1) != 0,
                                          .w2_bias = (biases & 2) != 0},
                                         1);
-            const PackedLayout layout(make_spec(config_of(hidden, inter, kind), {}),
-                                      weights.view());
-            const std::int64_t outputs = kind == Activation::silu ? 16 : 32;
-            EXPECT_EQ(layout.num_experts, 4);
-            EXPECT_EQ(layout.w13_panels, (inter + outputs - 1) / outputs);
-            EXPECT_EQ(layout.w2_panels, (hidden + 31) / 32);
-            EXPECT_EQ(layout.w13_panel_bytes, hidden * 32 * (format == WeightFormat::f32 ? 4 : 2));
-            EXPECT_EQ(layout.w2_panel_bytes, inter * 32 * 2);
-            std::int64_t end = 0;
-            const auto expect_part = [&end](std::int64_t offset, std::int64_t bytes) {
-              EXPECT_EQ(offset % 64, 0);
-              EXPECT_GE(offset, end);
-              EXPECT_LT(offset, end + 64);
-              end = offset + bytes;
-            };
-            expect_part(0, layout.w13_panels * layout.w13_panel_bytes);
-            expect_part(layout.w2_offset, layout.w2_panels * layout.w2_panel_bytes);
-            EXPECT_EQ(layout.w13_bias_offset < 0, (biases & 1) == 0);
-            EXPECT_EQ(layout.w2_bias_offset < 0, (biases & 2) == 0);
-            if ((biases & 1) != 0) expect_part(layout.w13_bias_offset, layout.w13_panels * 128);
-            if ((biases & 2) != 0) expect_part(layout.w2_bias_offset, layout.w2_panels * 128);
-            expect_part(layout.expert_bytes, 0);
-            EXPECT_EQ(layout.storage_bytes(), 256 + 4 * layout.expert_bytes);
+            const PlanSpec spec = make_spec(config, {});
+            const KernelChoice kernels = kernels_of(isa, spec, weights.view());
+            for (const int nodes : {1, 2, 3, 5}) {
+              SCOPED_TRACE(std::to_string(hidden) + " x " + std::to_string(inter) + ", " +
+                           to_string(isa) + ", nodes " + std::to_string(nodes));
+              const PackedLayout layout(spec, weights.view(), kernels, nodes);
+              const std::int64_t outputs = kind == Activation::silu ? 16 : 32;
+              EXPECT_TRUE(layout.w13.is_w13);
+              EXPECT_FALSE(layout.w2.is_w13);
+              EXPECT_EQ(layout.w13.count, (inter + outputs - 1) / outputs);
+              EXPECT_EQ(layout.w2.count, (hidden + 31) / 32);
+              EXPECT_EQ(layout.w13.layout, kernels.inputs13->panel);
+              EXPECT_EQ(layout.w2.layout, kernels.inputs2->panel);
+              EXPECT_EQ(layout.w13.bytes,
+                        kernels.inputs13->panel.padded(hidden) * 32 * bytes_of(dtype_of(w13)));
+              EXPECT_EQ(layout.w2.bytes,
+                        kernels.inputs2->panel.padded(inter) * 32 * bytes_of(dtype_of(w2)));
+              expect_sound(layout, nodes, (biases & 1) != 0, (biases & 2) != 0);
+              if (HasFailure()) return;
+            }
           }
         }
       }
@@ -79,48 +146,53 @@ TEST(PackedLayoutTest, OffsetsOfManyShapes) {
 }
 
 // What a plan writes, with any number of threads, whole or from a source: each panel and bias of
-// each expert at its offset.
+// each expert at its offset, in the layout of its kernels.
 TEST(WeightStorageTest, PlansWritePanelsAtTheirOffsets) {
   const MoeConfig config = config_of(75, 43, Activation::silu);
   const RandomWeights weights(
-      config, 4,
+      config, kExperts,
       {.w13_layout = WeightLayout::kn, .w13_bias = true, .w2_bias = true, .row_padding = 3}, 8);
-  const PlanSpec spec = make_spec(config, {});
-  const PackedLayout layout(spec, weights.view());
-  for (const int threads : {1, 2, 7}) {
-    for (const bool whole : {true, false}) {
-      Memory memory(layout.storage_bytes());
-      PlanOptions options;
-      options.max_threads = threads;
-      options.weight_storage = fusedmoe::WeightStorage::caller;
-      options.storage = memory.span();
-      const FusedMoe plan =
-          FusedMoe::create(config, whole ? weights.view() : weights.as_source(), options);
-      EXPECT_EQ(plan.weight_bytes(), layout.storage_bytes());
-      const WeightStorage storage(spec, weights.view(), memory.span());
-      EXPECT_NO_THROW(storage.check_adoptable());
-      for (std::int64_t e = 0; e < 4; ++e) {
-        ASSERT_EQ(storage.expert(e), memory.span().data() + 256 + e * layout.expert_bytes);
-        const auto expect_at = [&](std::int64_t offset, const auto& panel) {
-          ASSERT_EQ(std::memcmp(storage.expert(e) + offset, panel.data(),
-                                panel.size() * sizeof(panel[0])),
-                    0)
-              << "expert " << e << " at " << offset << ", " << threads << " threads";
-        };
-        std::vector<float> bias(kPanelOutputs);
-        for (std::int64_t p = 0; p < layout.w13_panels; ++p) {
-          std::vector<std::byte> panel(layout.w13_panel_bytes);
-          copy_panel(w13_panel(spec, weights.view(), e, p), 0, 75, panel.data());
-          expect_at(p * layout.w13_panel_bytes, panel);
-          w13_bias_panel(spec, weights.view(), e, p, bias.data());
-          expect_at(layout.w13_bias_offset + p * 128, bias);
-        }
-        for (std::int64_t p = 0; p < layout.w2_panels; ++p) {
-          std::vector<std::byte> panel(layout.w2_panel_bytes);
-          copy_panel(w2_panel(spec, weights.view(), e, p), 0, 43, panel.data());
-          expect_at(layout.w2_offset + p * layout.w2_panel_bytes, panel);
-          w2_bias_panel(spec, weights.view(), e, p, bias.data());
-          expect_at(layout.w2_bias_offset + p * 128, bias);
+  for (const CpuIsa isa : all_isas()) {
+    if (!is_available(isa)) continue;
+    PlanOptions options;
+    options.isa = to_string(isa);
+    const PlanSpec spec = make_spec(config, options);
+    const PackedLayout layout(spec, weights.view(), choose_kernels(spec, weights.view()),
+                              static_cast<int>(numa_nodes().size()));
+    for (const int threads : {1, 2, 7}) {
+      for (const bool whole : {true, false}) {
+        Memory memory(layout.storage_bytes());
+        options.max_threads = threads;
+        options.weight_storage = fusedmoe::WeightStorage::caller;
+        options.storage = memory.span();
+        const FusedMoe plan =
+            FusedMoe::create(config, whole ? weights.view() : weights.as_source(), options);
+        EXPECT_EQ(plan.weight_bytes(), layout.storage_bytes());
+        const WeightStorage storage(spec, weights.view(), layout, memory.span());
+        EXPECT_NO_THROW(storage.check_adoptable());
+        for (const PackedLayout::Panels& panels : {layout.w13, layout.w2}) {
+          for (std::int64_t e = 0; e < kExperts; ++e) {
+            for (std::int64_t p = 0; p < panels.count; ++p) {
+              const std::byte* at = storage.panel(panels, e, p);
+              ASSERT_EQ(at, memory.span().data() + layout.panel_offset(panels, e, p));
+              std::vector<std::byte> panel(static_cast<std::size_t>(panels.bytes));
+              std::vector<float> bias(kPanelOutputs);
+              if (panels.is_w13) {
+                copy_panel(w13_panel(spec, weights.view(), e, p), 0, 75, panels.layout,
+                           panel.data());
+                w13_bias_panel(spec, weights.view(), e, p, bias.data());
+              } else {
+                copy_panel(w2_panel(spec, weights.view(), e, p), 0, 43, panels.layout,
+                           panel.data());
+                w2_bias_panel(spec, weights.view(), e, p, bias.data());
+              }
+              ASSERT_EQ(std::memcmp(at, panel.data(), panel.size()), 0)
+                  << to_string(isa) << ", expert " << e << ", panel " << p << ", " << threads
+                  << " threads";
+              ASSERT_EQ(std::memcmp(storage.bias(panels, e, p), bias.data(), 128), 0)
+                  << "bias of expert " << e << ", panel " << p;
+            }
+          }
         }
       }
     }
@@ -141,8 +213,10 @@ TEST(WeightStorageTest, HeaderTellsForeignAndUnfinishedMemory) {
   const MoeConfig config = config_of(40, 24, Activation::silu);
   const RandomWeights weights(config, 4, {}, 2);
   const PlanSpec spec = make_spec(config, {});
-  Memory memory(PackedLayout(spec, weights.view()).storage_bytes());
-  WeightStorage storage(spec, weights.view(), memory.span());
+  const KernelChoice scalar = kernels_of(CpuIsa::scalar, spec, weights.view());
+  const PackedLayout layout(spec, weights.view(), scalar, 1);
+  Memory memory(layout.storage_bytes());
+  WeightStorage storage(spec, weights.view(), layout, memory.span());
   EXPECT_NE(refusal_of(storage).find("other memory"), std::string::npos);
   storage.begin_write();
   EXPECT_NE(refusal_of(storage).find("broken off"), std::string::npos);
@@ -169,8 +243,63 @@ TEST(WeightStorageTest, HeaderTellsForeignAndUnfinishedMemory) {
         Other{"w13 bias", config, {.w13_bias = true}},
         Other{"w2 bias", config, {.w2_bias = true}}}) {
     const RandomWeights changed(other.config, 4, other.options, 2);
-    const WeightStorage adopted(make_spec(other.config, {}), changed.view(), memory.span());
+    const PlanSpec changed_spec = make_spec(other.config, {});
+    const PackedLayout changed_layout(changed_spec, changed.view(),
+                                      kernels_of(CpuIsa::scalar, changed_spec, changed.view()), 1);
+    const WeightStorage adopted(changed_spec, changed.view(), changed_layout, memory.span());
     EXPECT_NE(refusal_of(adopted).find(other.fact), std::string::npos) << other.fact;
+  }
+  // The same layer for other kernels, or on other nodes.
+  const auto refusal_with = [&](const KernelChoice& kernels, int nodes) {
+    const PackedLayout other(spec, weights.view(), kernels, nodes);
+    return refusal_of(WeightStorage(spec, weights.view(), other, memory.span()));
+  };
+  const KernelChoice pairs = kernels_of(CpuIsa::avx512_bf16, spec, weights.view());
+  KernelChoice second = scalar;
+  second.gemm2 = pairs.gemm2;
+  second.inputs2 = pairs.inputs2;
+  EXPECT_EQ(refusal_with(scalar, 1), "accepted");
+  EXPECT_EQ(refusal_with(kernels_of(CpuIsa::avx2_fma, spec, weights.view()), 1), "accepted")
+      << "equal panels serve kernels that read them alike";
+  EXPECT_NE(refusal_with(pairs, 1).find("w13 layout"), std::string::npos);
+  EXPECT_NE(refusal_with(second, 1).find("w2 layout"), std::string::npos);
+  EXPECT_NE(refusal_with(scalar, 2).find("NUMA nodes"), std::string::npos);
+  // Tiles' panels differ from those of pairs by their padding.
+  storage.begin_write();
+  const PackedLayout of_pairs(spec, weights.view(), pairs, 1);
+  WeightStorage rewritten(spec, weights.view(), of_pairs, memory.span());
+  rewritten.begin_write();
+  rewritten.end_write();
+  EXPECT_EQ(refusal_with(pairs, 1), "accepted");
+  const KernelChoice tiles = kernels_of(CpuIsa::amx_bf16, spec, weights.view());
+  EXPECT_NE(refusal_with(tiles, 1).find("w13 layout"), std::string::npos);
+}
+
+// Bytes that no panel uses do not show what the memory held: equal weights are equal files.
+TEST(WeightStorageTest, WhatIsNotUsedIsZero) {
+  const MoeConfig config = config_of(97, 53, Activation::silu);
+  const RandomWeights weights(config, kExperts, {.w13_bias = true}, 2);
+  const PlanSpec spec = make_spec(config, {});
+  for (const int nodes : {1, 2, 3}) {
+    const PackedLayout layout(spec, weights.view(),
+                              kernels_of(CpuIsa::avx512_bf16, spec, weights.view()), nodes);
+    Memory memory(layout.storage_bytes());
+    WeightStorage storage(spec, weights.view(), layout, memory.span());
+    storage.begin_write();
+    storage.end_write();
+    for (std::int64_t e = 0; e < kExperts; ++e) {
+      for (const PackedLayout::Panels& panels : {layout.w13, layout.w2}) {
+        for (std::int64_t p = 0; p < panels.count; ++p) {
+          std::memset(storage.panel(panels, e, p), 0, static_cast<std::size_t>(panels.bytes));
+          float* bias = storage.bias(panels, e, p);
+          if (bias != nullptr) std::memset(bias, 0, 128);
+        }
+      }
+    }
+    const auto rest = memory.span().subspan(256);
+    EXPECT_TRUE(
+        std::all_of(rest.begin(), rest.end(), [](std::byte b) { return b == std::byte{0}; }))
+        << nodes << " nodes";
   }
 }
 
@@ -178,19 +307,21 @@ TEST(WeightStorageTest, ReleaseGivesOwnPagesBackAndKeepsAddresses) {
   const MoeConfig config = config_of(40, 24, Activation::silu);
   const RandomWeights weights(config, 4, {}, 2);
   const PlanSpec spec = make_spec(config, {});
-  WeightStorage own(spec, weights.view(), {});
-  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(own.expert(0)) % 64, 0U);
+  const PackedLayout layout(spec, weights.view(), kernels_of(CpuIsa::scalar, spec, weights.view()),
+                            1);
+  WeightStorage own(spec, weights.view(), layout, {});
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(own.panel(layout.w13, 0, 0)) % 64, 0U);
   own.begin_write();
   own.end_write();
-  std::byte* const at = own.expert(3);
+  std::byte* const at = own.panel(layout.w2, 3, 1);
   *at = std::byte{5};
   own.release();
-  EXPECT_EQ(own.expert(3), at);
+  EXPECT_EQ(own.panel(layout.w2, 3, 1), at);
   EXPECT_EQ(*at, std::byte{0});
   EXPECT_NE(refusal_of(own), "accepted");
 
   Memory memory(own.bytes());
-  WeightStorage lent(spec, weights.view(), memory.span());
+  WeightStorage lent(spec, weights.view(), layout, memory.span());
   lent.begin_write();
   lent.end_write();
   lent.release();  // the caller's memory is the caller's

@@ -89,7 +89,7 @@ constexpr int kRows = 3;
 void gemm_avx2_fma_f32(const GemmTile& tile) { gemm<F32x8, WeightFormat::f32, kRows>(tile); }
 void gemm_avx2_fma_f16(const GemmTile& tile) { gemm<F32x8, WeightFormat::f16, kRows>(tile); }
 void gemm_avx2_fma_bf16(const GemmTile& tile) { gemm<F32x8, WeightFormat::bf16, kRows>(tile); }
-void load_rows_avx2_fma(const LoadRows& rows) { load_rows<F32x8>(rows); }
+void load_rows_avx2_fma_f32(const LoadRows& rows) { load_rows<F32x8>(rows); }
 void activate_avx2_fma(const ActivateTile& tile) { activate<F32x8>(tile); }
 void combine_avx2_fma(const CombineTile& tile) { combine<F32x8>(tile); }
 

@@ -5,9 +5,9 @@
 
 namespace fusedmoe::cpu {
 
-#define FUSEDMOE_GEMM(isa, format, recipe) void gemm_##isa##_##format(const GemmTile& tile);
+#define FUSEDMOE_INPUTS(isa, dtype, ...) void load_rows_##isa##_##dtype(const LoadRows& rows);
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe) void gemm_##isa##_##format(const GemmTile& tile);
 #define FUSEDMOE_ROWS(isa)                       \
-  void load_rows_##isa(const LoadRows& rows);    \
   void activate_##isa(const ActivateTile& tile); \
   void combine_##isa(const CombineTile& tile);
 #include "backends/cpu/kernels/kernels.inc"  // IWYU pragma: keep

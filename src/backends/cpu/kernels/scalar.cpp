@@ -47,7 +47,7 @@ struct F32x1 {
 void gemm_scalar_f32(const GemmTile& tile) { gemm<F32x1, WeightFormat::f32, 1>(tile); }
 void gemm_scalar_f16(const GemmTile& tile) { gemm<F32x1, WeightFormat::f16, 1>(tile); }
 void gemm_scalar_bf16(const GemmTile& tile) { gemm<F32x1, WeightFormat::bf16, 1>(tile); }
-void load_rows_scalar(const LoadRows& rows) { load_rows<F32x1>(rows); }
+void load_rows_scalar_f32(const LoadRows& rows) { load_rows<F32x1>(rows); }
 void activate_scalar(const ActivateTile& tile) { activate<F32x1>(tile); }
 void combine_scalar(const CombineTile& tile) { combine<F32x1>(tile); }
 
