@@ -77,7 +77,7 @@ struct ThreadScratch {
     const auto part = [&](std::int64_t size) {
       const std::int64_t at = offset;
       offset += (size + 63) / 64 * 64;
-      return base + at;
+      return base == nullptr ? nullptr : base + at;  // null: only the size is asked for
     };
     rows = part(std::max(a.bytes_at_once, b.bytes_at_once));
     accumulators =

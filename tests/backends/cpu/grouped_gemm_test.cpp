@@ -183,5 +183,40 @@ TEST(ScheduleLimits, PiecesGroupsAndBlocksTogether) {
   }
 }
 
+// The longest K that a block's loaded rows have room for, and a little more: what the padding of K
+// to its multiple takes counts. Bits are those of a few rows, which are far from the limit.
+TEST(ScheduleLimits, KAtTheEndOfTheScratch) {
+  for (const CpuIsa isa : all_isas()) {
+    const GemmKernel& kernel = *find_gemm(isa, WeightFormat::bf16, DType::bf16);
+    if (!is_available(isa) || kernel.isa != isa) continue;
+    const GemmInputs& inputs = inputs_of(kernel);
+    for (int rows = inputs.row_multiple; rows <= inputs.max_rows; rows += inputs.row_multiple) {
+      const std::int64_t room = inputs.bytes_at_once / rows - inputs.row_bytes(0);
+      const std::int64_t most = room / bytes_per_element(inputs.dtype);
+      // Where the last multiple of K is cut off; without multiples, some.
+      const bool cut = most % inputs.panel.k_multiple != 0;
+      if (most > 6000 || (cut ? rows % 5 != 0 : rows % 16 != 0)) continue;
+      for (const std::int64_t hidden : {most, most + 1}) {
+        const MoeConfig config{.hidden_size = hidden,
+                               .intermediate_size = 5,
+                               .num_experts = 1,
+                               .top_k = 1,
+                               .dtype = DType::bf16};
+        const RandomWeights weights(config, 1, {}, 5);
+        RandomInput input(config, {.num_tokens = rows}, 6);
+        PlanOptions options;
+        options.isa = to_string(isa);
+        options.max_threads = 1;
+        const FusedMoe plan = FusedMoe::create(config, weights.view(), options);
+        WorkspaceBuffer workspace(Device::cpu(), plan.workspace_size(rows));
+        const std::vector<std::byte> all = apply(plan, input, 1, workspace.span());
+        const auto few = static_cast<std::size_t>(plan.workspace_size(7).bytes);
+        EXPECT_EQ(apply(plan, input, 1, workspace.span().first(few)), all)
+            << to_string(isa) << ", " << rows << " rows of " << hidden;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fusedmoe::cpu
