@@ -42,8 +42,8 @@ inline std::vector<std::string> isas() {
   return names;
 }
 
-// No size is a multiple of a vector, a panel or a block of rows; 40 tokens keep several threads busy
-// (see useful_threads), so that tests of threads do use them.
+// No size is a multiple of a vector, a panel or a block of rows; 40 tokens keep several threads
+// busy (see useful_threads), so that tests of threads do use them.
 inline MoeConfig odd_config(DType dtype = DType::bf16) {
   MoeConfig config;
   config.hidden_size = 131;
