@@ -23,9 +23,9 @@ def restart_with(threads, preload):
         "KMP_BLOCKTIME": "1",
     }
     if len(os.sched_getaffinity(0)) > threads:
-        # As vLLM binds its threads. Not where every CPU has a thread anyway: there it gains nothing,
-        # and a thread that shares its CPU with another program holds up all others (medians 3 to 20
-        # times slower on a machine of 2 CPUs where a compiler ran).
+        # As vLLM binds its threads. Not where every CPU has a thread anyway: there it gains
+        # nothing, and a thread that shares its CPU with another program holds up all others
+        # (medians 3 to 20 times slower on a machine of 2 CPUs where a compiler ran).
         defaults |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
     for name, value in defaults.items():
         environment.setdefault(name, value)
@@ -71,13 +71,28 @@ class TorchPeer:
         return (self.tensor(tensors["w13"], dtype, experts, 2 * inner, hidden),
                 self.tensor(tensors["w2"], dtype, experts, hidden, inner))
 
-    def only_plain_bf16(self, shape):
-        """Refuses what no kernel here is driven for."""
-        wanted = {"format": "bf16", "dtype": "bf16", "activation": "silu", "bias": False,
-                  "expert_parallel": False}
+    def biases(self, shape, tensors, dtype):
+        """[E, 2I] and [E, H] as copies in the dtype that a kernel takes, or (None, None)."""
+        if not shape["bias"]:
+            return None, None
+        experts = shape["num_experts"]
+        f32 = self.torch.float32
+        return tuple(self.tensor(tensors[name], f32, experts, -1).to(dtype, copy=True)
+                     for name in ("w13_bias", "w2_bias"))
+
+    def check_shape(self, shape):
+        """Refuses what no adapter here drives."""
+        wanted = {"format": "bf16", "dtype": "bf16", "expert_parallel": False}
         for name, value in wanted.items():
             if shape[name] != value:
                 raise Refused(f"this adapter drives {name} {value} only, not {shape[name]}")
+        # The kernels expect gate and up rows in turns for swigluoai, as checkpoints have them.
+        kind = (shape["activation"], shape["interleaved"])
+        if kind not in (("silu", False), ("swigluoai", True)):
+            raise Refused("this adapter drives silu with halves and swigluoai with interleaved "
+                          f"rows, not {shape['activation']}")
+        if shape["activation"] == "swigluoai" and not shape["bias"]:
+            raise Refused("this adapter drives swigluoai with biases only")
 
     def set_inputs(self, num_tokens, hidden, routings, output):
         torch, shape = self.torch, self.shape

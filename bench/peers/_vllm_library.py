@@ -1,5 +1,5 @@
-"""Finds the kernels of the vLLM wheel for CPUs and loads them into torch, without vLLM's Python code
-and all that it imports: torch and the wheel itself are enough."""
+"""Finds the kernels of the vLLM wheel for CPUs and loads them into torch, without vLLM's Python
+code and all that it imports: torch and the wheel itself are enough."""
 
 import glob
 import importlib.metadata

@@ -1,7 +1,7 @@
 """Plain torch: a loop over the active experts with two matrix products each, as models' reference
 code does it. Not a fused kernel: what one gets without any."""
 
-from _adapter import serve
+from _adapter import Refused, serve
 from _torch_peer import TorchPeer, import_torch, restart_with
 
 
@@ -13,7 +13,9 @@ class Peer(TorchPeer):
         self.about = "a loop over experts in plain torch"
 
     def add_layer(self, shape, tensors):
-        self.only_plain_bf16(shape)
+        self.check_shape(shape)
+        if shape["activation"] != "silu" or shape["bias"]:
+            raise Refused("this adapter drives silu without biases only")
         self.layers.append(tuple(w.clone() for w in self.matrices(shape, tensors)))
 
     def apply(self, layer, routing):

@@ -17,11 +17,13 @@ class Peer(TorchPeer):
         self.about = f"vLLM's cpu_fused_moe, {self.isa}"
 
     def add_layer(self, shape, tensors):
-        self.only_plain_bf16(shape)
+        self.check_shape(shape)
         for name in ("hidden_size", "intermediate_size"):
             if shape[name] % 32 != 0:
                 raise Refused(f"the kernel takes multiples of 32, not {name} {shape[name]}")
-        self.layers.append(tuple(self.pack(w) for w in self.matrices(shape, tensors)))
+        w13, w2 = self.matrices(shape, tensors)
+        biases = self.biases(shape, tensors, self.torch.bfloat16)
+        self.layers.append((self.pack(w13), self.pack(w2), *biases))
 
     def pack(self, weight):
         packed = self.torch.empty_like(weight)
@@ -29,10 +31,10 @@ class Peer(TorchPeer):
         return packed
 
     def apply(self, layer, routing):
-        w13, w2 = self.layers[layer]
+        w13, w2, w13_bias, w2_bias = self.layers[layer]
         ids, weights = self.routings[routing]
-        self.ops.cpu_fused_moe(self.output, self.hidden, w13, w2, None, None, weights, ids, False,
-                               "silu", self.isa)
+        self.ops.cpu_fused_moe(self.output, self.hidden, w13, w2, w13_bias, w2_bias, weights, ids,
+                               False, self.shape["activation"], self.isa)
 
 
 serve(Peer, _vllm_library.prepare)

@@ -123,6 +123,7 @@ TEST(ContractBusy, M4_ManyCallsAtOnce) {
   MoeConfig config = odd_config();
   config.num_experts = 2;
   config.top_k = 1;
+  config.intermediate_size = 301;  // work for two threads, so that the runner is asked
   const Layer layer(config);
   const FusedMoe plan = layer.plan({.max_threads = 2});
   const FusedMoe::TwoSpans two = plan.workspace_sizes_13_2(kTokens);

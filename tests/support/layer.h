@@ -42,7 +42,7 @@ inline std::vector<std::string> isas() {
   return names;
 }
 
-// No size is a multiple of a vector, a panel or a block of rows; one token keeps several threads
+// No size is a multiple of a vector, a panel or a block of rows; 40 tokens keep several threads
 // busy (see useful_threads), so that tests of threads do use them.
 inline MoeConfig odd_config(DType dtype = DType::bf16) {
   MoeConfig config;

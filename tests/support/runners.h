@@ -2,8 +2,11 @@
 // own, or held back at a gate so that a test can look while a call is running.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -63,7 +66,9 @@ class GateRunner final : public TestRunner {
   GateRunner() : TestRunner(Kind::sequential, 2) {}
   void wait_until_running() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return running_; });
+    if (!changed_.wait_for(lock, std::chrono::seconds(60), [&] { return running_; })) {
+      ADD_FAILURE() << "the call never asked its runner: too little work for two threads?";
+    }
   }
   void open() {
     const std::lock_guard lock(mutex_);

@@ -37,10 +37,31 @@ void expect_each_plot(const std::string& page) {
   for (const char* part : {"ratios", "roofline", "times", "machine", "rows", "warnings"}) {
     EXPECT_NE(page.find(std::string("<section id=\"") + part + "\">"), std::string::npos) << part;
   }
-  for (const char* call : {"drawRatios(", "drawRoofline(", "drawTimes(", "drawRows("}) {
+  for (const char* call :
+       {"drawRatios(box(", "drawRoofline(box(", "drawTimes(box(", "drawRows(box("}) {
     EXPECT_NE(page.find(call), std::string::npos) << call;
   }
   EXPECT_NE(page.find("prefers-color-scheme: dark"), std::string::npos);
+}
+
+// What a browser makes of it, where there is one: a roofline and times of two models, and tables.
+void expect_drawn(const std::string& file) {
+  if (run_shell("command -v chromium").exit_code != 0) return;
+  const CommandResult browser = run_shell(
+      "timeout 60 chromium --headless --no-sandbox --disable-gpu --dump-dom 'file://" + file + "'");
+  ASSERT_EQ(browser.exit_code, 0) << browser.errors;
+  const auto count = [&](const std::string& text) {
+    int found = 0;
+    for (auto at = browser.output.find(text); at != browser.output.npos;
+         at = browser.output.find(text, at + 1)) {
+      ++found;
+    }
+    return found;
+  };
+  EXPECT_EQ(count("<svg "), 3);
+  EXPECT_EQ(count("<table "), 2);
+  EXPECT_GE(count("<td"), 4 + 12 * 16);  // models x tokens, and a line for each row
+  EXPECT_EQ(count("translate(NaN"), 0);
 }
 
 TEST(BenchPage, OfATinyRun) {
@@ -55,6 +76,7 @@ TEST(BenchPage, OfATinyRun) {
   ASSERT_FALSE(page.empty());
   expect_self_contained(page);
   expect_each_plot(page);
+  expect_drawn(file);
 
   const nlohmann::json data = data_of(page);
   const auto printed = result.rows();

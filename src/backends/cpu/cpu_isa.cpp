@@ -20,8 +20,8 @@
 namespace fusedmoe::cpu {
 namespace {
 
-constexpr std::array kAll = {CpuIsa::scalar, CpuIsa::avx2_fma, CpuIsa::avx512,
-                             CpuIsa::avx512_bf16, CpuIsa::amx_bf16};
+constexpr std::array kAll = {CpuIsa::scalar, CpuIsa::avx2_fma, CpuIsa::avx512, CpuIsa::avx512_bf16,
+                             CpuIsa::amx_bf16};
 
 CpuIsa parse_isa(const char* argument, const std::string& name) {
   std::string known;
@@ -43,8 +43,8 @@ bool has_f16c() noexcept {
 }
 
 #if !defined(FUSEDMOE_AMX_MODEL)
-// CPUID says that the processor has tiles; the kernel wants to be asked for their registers, and may
-// refuse. Its permission holds for threads that start later, too.
+// CPUID says that the processor has tiles; the kernel wants to be asked for their registers, and
+// may refuse. Its permission holds for threads that start later, too.
 bool may_use_amx_bf16() noexcept {
   unsigned eax = 0;
   unsigned ebx = 0;

@@ -298,7 +298,8 @@ std::string CpuPlan::describe() const {
          "weights: w13 " + fusedmoe::to_string(w13_format_) + ", w2 " +
          fusedmoe::to_string(w2_format_) + ", " + weights + "\n" +
          "permute: stable counting sort by local expert, on the caller's thread\n" +
-         "gemm1: " + gemm(layer_.kernels.gemm13) + ", rows gathered from hidden as they are multiplied\n" +
+         "gemm1: " + gemm(layer_.kernels.gemm13) +
+         ", rows gathered from hidden as they are multiplied\n" +
          "activation: " + fusedmoe::to_string(spec_.config.activation.kind) +
          " in the epilogue of gemm1, kept as " + fusedmoe::to_string(layer_.compute_dtype()) +
          "\n" + "gemm2: " + gemm(layer_.kernels.gemm2) + "\n" +

@@ -28,9 +28,7 @@ struct Matrix {
   std::int64_t inputs;  // K
 
   const PackedLayout::Panels& panels() const { return is_w13 ? layer.layout.w13 : layer.layout.w2; }
-  const GemmKernel& kernel() const {
-    return is_w13 ? *layer.kernels.gemm13 : *layer.kernels.gemm2;
-  }
+  const GemmKernel& kernel() const { return is_w13 ? *layer.kernels.gemm13 : *layer.kernels.gemm2; }
   const GemmInputs& rows() const {
     return is_w13 ? *layer.kernels.inputs13 : *layer.kernels.inputs2;
   }
@@ -62,10 +60,10 @@ struct Matrix {
 
 // A thread's part of the scratch.
 struct ThreadScratch {
-  std::byte* rows;      // loaded: GemmInputs::bytes_at_once
-  float* accumulators;  // [kPanelGroup][max_rows][32]
-  std::byte* panel;     // of borrowed weights
-  float* bias;          // [32]
+  std::byte* rows;             // loaded: GemmInputs::bytes_at_once
+  float* accumulators;         // [kPanelGroup][max_rows][32]
+  std::byte* panel;            // of borrowed weights
+  float* bias;                 // [32]
   std::int64_t sums_of_panel;  // floats of one panel's accumulators
   std::int64_t bytes;
 
@@ -131,14 +129,14 @@ void multiply(const Matrix& matrix, std::int64_t expert, const RowBlock& block, 
         loaded = k == matrix.inputs;  // whole rows serve every group
       }
       for (std::int64_t p = group; p < group_end; ++p) {
-        const std::byte* next = p + 1 < group_end  ? matrix.kept(expert, p + 1, k0)
-                                : !last_piece      ? matrix.kept(expert, group, k0 + step)
-                                : group_end < end  ? matrix.kept(expert, group_end, 0)
-                                                   : after;
+        const std::byte* next = p + 1 < group_end ? matrix.kept(expert, p + 1, k0)
+                                : !last_piece     ? matrix.kept(expert, group, k0 + step)
+                                : group_end < end ? matrix.kept(expert, group_end, 0)
+                                                  : after;
         const std::byte* piece = matrix.piece(expert, p, k0, k, scratch.panel);
         float* sums = scratch.accumulators + (p - group) * scratch.sums_of_panel;
-        matrix.kernel().run({scratch.rows, block.rows, piece, k, next == nullptr ? piece : next,
-                             sums, k0 == 0});
+        matrix.kernel().run(
+            {scratch.rows, block.rows, piece, k, next == nullptr ? piece : next, sums, k0 == 0});
         if (last_piece) epilogue(p, sums);
       }
     }
@@ -298,20 +296,21 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
         }
       }
       const bool more = b + 1 < blocks.num_blocks();
-      const std::size_t next = more ? active : std::min(active + 1, state.active_experts.size() - 1);
+      const std::size_t next =
+          more ? active : std::min(active + 1, state.active_experts.size() - 1);
       const std::byte* after = w13.kept(state.active_experts[next], panels.begin, 0);
-      multiply(
-          w13, expert, block, begin, end, after, scratch, [&](std::int64_t p, const float* sums) {
-            const std::int64_t channel = p * channels;
-            auto* to = static_cast<std::byte*>(state.activated) +
-                       (row * config.intermediate_size + channel) * bytes_per_element(dtype);
-            layer.kernels.rows->activate(
-                {sums, rows,
-                 static_cast<int>(std::min(channels, config.intermediate_size - channel)),
-                 config.apply_router_weight_on_input ? scales.data() : nullptr,
-                 w13.bias(expert, p, scratch.bias), &config.activation,
-                 config.clamp_limit.value_or(0.0F), to, dtype, config.intermediate_size});
-          });
+      multiply(w13, expert, block, begin, end, after, scratch,
+               [&](std::int64_t p, const float* sums) {
+                 const std::int64_t channel = p * channels;
+                 auto* to = static_cast<std::byte*>(state.activated) +
+                            (row * config.intermediate_size + channel) * bytes_per_element(dtype);
+                 layer.kernels.rows->activate(
+                     {sums, rows,
+                      static_cast<int>(std::min(channels, config.intermediate_size - channel)),
+                      config.apply_router_weight_on_input ? scales.data() : nullptr,
+                      w13.bias(expert, p, scratch.bias), &config.activation,
+                      config.clamp_limit.value_or(0.0F), to, dtype, config.intermediate_size});
+               });
     }
   }
 }
@@ -359,20 +358,21 @@ void gemm2(const Layer& layer, const CallState& state, int thread, int threads) 
         targets[r] = target_of(layer, state, static_cast<std::int32_t>(row + r));
       }
       const bool more = b + 1 < blocks.num_blocks();
-      const std::size_t next = more ? active : std::min(active + 1, state.active_experts.size() - 1);
+      const std::size_t next =
+          more ? active : std::min(active + 1, state.active_experts.size() - 1);
       const std::byte* after = w2.kept(state.active_experts[next], begin, 0);
-      multiply(
-          w2, expert, block, begin, end, after, scratch, [&](std::int64_t p, const float* sums) {
-            const std::int64_t column = p * kPanelOutputs;
-            layer.kernels.rows->combine(
-                {sums, block.rows,
-                 static_cast<int>(
-                     std::min<std::int64_t>(kPanelOutputs, config.hidden_size - column)),
-                 w2.bias(expert, p, scratch.bias), targets.data(),
-                 state.sums == nullptr ? nullptr : state.sums + column, state.sums_stride,
-                 static_cast<std::byte*>(output.data) + column * output_bytes, output.dtype,
-                 output.row_stride});
-          });
+      multiply(w2, expert, block, begin, end, after, scratch,
+               [&](std::int64_t p, const float* sums) {
+                 const std::int64_t column = p * kPanelOutputs;
+                 layer.kernels.rows->combine(
+                     {sums, block.rows,
+                      static_cast<int>(
+                          std::min<std::int64_t>(kPanelOutputs, config.hidden_size - column)),
+                      w2.bias(expert, p, scratch.bias), targets.data(),
+                      state.sums == nullptr ? nullptr : state.sums + column, state.sums_stride,
+                      static_cast<std::byte*>(output.data) + column * output_bytes, output.dtype,
+                      output.row_stride});
+               });
     }
   }
 }

@@ -15,14 +15,15 @@ struct NumaNode {
   cpu_set_t cpus;  // that this process may use
 };
 
-// At least one. FUSEDMOE_NUMA_NODES gives another number: 1 turns placement off, and nodes beyond the
-// machine's are made up, for tests. `root` stands before /sys: empty but in tests.
+// At least one. FUSEDMOE_NUMA_NODES gives another number: 1 turns placement off, and nodes beyond
+// the machine's are made up, for tests. `root` stands before /sys: empty but in tests.
 std::vector<NumaNode> read_numa_nodes(const std::string& root);
 // The same, read once in a process.
 const std::vector<NumaNode>& numa_nodes();
 
-// Thread t of any team belongs to node t % nodes: numbers of threads per node differ by at most one.
-// Keeps the calling thread on the CPUs of its node; does nothing with one node or a made-up one.
+// Thread t of any team belongs to node t % nodes: numbers of threads per node differ by at most
+// one. Keeps the calling thread on the CPUs of its node; does nothing with one node or a made-up
+// one.
 void bind_thread(int thread) noexcept;
 // Asks for pages of [data, data + bytes), as far as they are not in use yet, on a node.
 void bind_memory(std::byte* data, std::size_t bytes, int node) noexcept;

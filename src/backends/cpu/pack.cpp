@@ -62,10 +62,10 @@ float load_bias(const BiasTensor& bias, std::int64_t expert, std::int64_t n) {
 
 // Columns that are copied together.
 constexpr int kColumns = 8;
-// Units of k per block: its lines are completed in L1, in a buffer, and stream to memory from there,
-// so that memory reads the weights and writes the panels, and does nothing else. 8.5 GB/s without
-// the buffer, 10.0 with prefetch, 11.2 with blocks of 128 instead of 32, 15.0 with the buffer (Zen 4,
-// 2 threads, where memory reads 36 GB/s).
+// Units of k per block: its lines are completed in L1, in a buffer, and stream to memory from
+// there, so that memory reads the weights and writes the panels, and does nothing else. 8.5 GB/s
+// without the buffer, 10.0 with prefetch, 11.2 with blocks of 128 instead of 32, 15.0 with the
+// buffer (Zen 4, 2 threads, where memory reads 36 GB/s).
 constexpr std::int64_t kBlockUnits = 128;
 // Bytes ahead in each of the rows: the hardware does not follow 32 of them.
 constexpr std::int64_t kReadAhead = 256;
@@ -76,16 +76,16 @@ struct Copy {
   static constexpr std::int64_t kUnitBytes = sizeof(Element) * kGroup;
   const PanelOutputs& panel;
   std::int64_t k0, k;
-  Element* to;                  // of unit `origin`
+  Element* to;  // of unit `origin`
   std::int64_t origin = 0;
 
   Element* at(std::int64_t unit, int column) const {
     return to + ((unit - origin) * kPanelOutputs + column) * kGroup;
   }
 
-  // Units [begin, end) of columns [first, first + 8), one element at a time: the ends of K, padding,
-  // and layouts in which neither k nor the outputs are contiguous. Memcpy, since checkpoints map
-  // tensors to any address.
+  // Units [begin, end) of columns [first, first + 8), one element at a time: the ends of K,
+  // padding, and layouts in which neither k nor the outputs are contiguous. Memcpy, since
+  // checkpoints map tensors to any address.
   void elements(int first, std::int64_t begin, std::int64_t end) const {
     for (int column = first; column < first + kColumns; ++column) {
       const std::byte* from = panel.output[column];
@@ -151,8 +151,7 @@ struct Copy {
 
   // The outputs are contiguous: eight elements of each k of a unit, side by side.
   void interleave(int first, std::int64_t unit) const {
-    const std::byte* from =
-        panel.output[first] + (k0 + unit * kGroup) * panel.k_stride[first];
+    const std::byte* from = panel.output[first] + (k0 + unit * kGroup) * panel.k_stride[first];
     const auto load = [](const std::byte* at) {
       return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
     };

@@ -13,11 +13,12 @@
 namespace fusedmoe::cpu {
 namespace {
 
-// 25 us on Zen 4: longer than the gap between two layers' calls, short against the 60 us that a call
-// takes when a parked thread has to be woken.
+// 25 us on Zen 4: longer than the gap between two layers' calls, short against the 60 us that a
+// call takes when a parked thread has to be woken.
 constexpr int kSpins = 1000;
 // The one waited for may need this very core: with both threads on one, a call of 4 us took 61 us
-// without yields, 15 with one after 100 spins, and 11 after 10, which cost 1 us on cores of their own.
+// without yields, 15 with one after 100 spins, and 11 after 10, which cost 1 us on cores of their
+// own.
 constexpr int kSpinsPerYield = 100;
 
 inline void pause() noexcept {

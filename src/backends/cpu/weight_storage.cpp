@@ -79,9 +79,10 @@ std::int64_t PackedLayout::panel_offset(const Panels& panels, std::int64_t exper
   const std::int64_t w2_first = first_panel(w2, node);
   const std::int64_t w13_bytes = (first_panel(w13, node + 1) - w13_first) * w13.bytes;
   const std::int64_t w2_bytes = (first_panel(w2, node + 1) - w2_first) * w2.bytes;
-  const std::int64_t base = starts_[static_cast<std::size_t>(node)] + expert * (w13_bytes + w2_bytes);
+  const std::int64_t base =
+      starts_[static_cast<std::size_t>(node)] + expert * (w13_bytes + w2_bytes);
   return panels.is_w13 ? base + (panel - w13_first) * w13.bytes
-                         : base + w13_bytes + (panel - w2_first) * w2.bytes;
+                       : base + w13_bytes + (panel - w2_first) * w2.bytes;
 }
 
 WeightStorage::WeightStorage(const PlanSpec& spec, const ExpertWeights& weights,
@@ -118,7 +119,8 @@ WeightStorage::WeightStorage(const PlanSpec& spec, const ExpertWeights& weights,
   owned_ = true;
   for (int node = 0; node < layout_.nodes() && layout_.nodes() > 1; ++node) {
     const std::int64_t start = layout_.node_start(node);
-    bind_memory(data_ + start, static_cast<std::size_t>(layout_.node_start(node + 1) - start), node);
+    bind_memory(data_ + start, static_cast<std::size_t>(layout_.node_start(node + 1) - start),
+                node);
   }
 }
 

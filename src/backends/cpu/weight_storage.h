@@ -13,9 +13,9 @@
 
 namespace fusedmoe::cpu {
 
-// Where each panel lies: [node][expert][panels of w13, panels of w2], the panels of one node being a
-// range of each matrix's; then the biases, [expert][panels of w13, panels of w2][32] f32. Every part
-// starts at a multiple of 64 bytes.
+// Where each panel lies: [node][expert][panels of w13, panels of w2], the panels of one node being
+// a range of each matrix's; then the biases, [expert][panels of w13, panels of w2][32] f32. Every
+// part starts at a multiple of 64 bytes.
 class PackedLayout {
  public:
   PackedLayout() = default;
@@ -27,7 +27,7 @@ class PackedLayout {
   struct Panels {
     bool is_w13 = false;
     std::int64_t count = 0;
-    std::int64_t bytes = 0;        // of one panel
+    std::int64_t bytes = 0;         // of one panel
     std::int64_t bias_offset = -1;  // in an expert's biases; -1 = none
     PanelLayout layout;
   };
@@ -48,9 +48,7 @@ class PackedLayout {
   // Of its last panel: what lies between that and the start of the next is not used.
   std::int64_t node_end(int node) const { return ends_[static_cast<std::size_t>(node)]; }
   // Header and all experts.
-  std::int64_t storage_bytes() const {
-    return starts_.back() + num_experts_ * expert_bias_bytes_;
-  }
+  std::int64_t storage_bytes() const { return starts_.back() + num_experts_ * expert_bias_bytes_; }
 
  private:
   static constexpr std::int64_t kBiasPanelBytes = kPanelOutputs * sizeof(float);

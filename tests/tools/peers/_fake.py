@@ -13,7 +13,8 @@ from _adapter import Missing, Refused, serve  # noqa: E402,F401
 
 def from_bf16(view):
     halves = struct.unpack(f"{len(view) // 2}H", view)
-    return struct.unpack(f"{len(halves)}f", struct.pack(f"{len(halves)}I", *(h << 16 for h in halves)))
+    words = struct.pack(f"{len(halves)}I", *(half << 16 for half in halves))
+    return struct.unpack(f"{len(halves)}f", words)
 
 
 def to_bf16(values):
@@ -62,8 +63,9 @@ class Fake:
         for slot, (expert, weight) in enumerate(zip(ids, weights)):
             token = slot // top_k
             x = self.hidden[token * size:(token + 1) * size]
+            first = expert * 2 * inner * size
             rows = [sum(map(float.__mul__, w13[at:at + size], x))
-                    for at in range(expert * 2 * inner * size, (expert + 1) * 2 * inner * size, size)]
+                    for at in range(first, first + 2 * inner * size, size)]
             act = [g / (1 + math.exp(-g)) * u for g, u in zip(rows[:inner], rows[inner:])]
             for i in range(size):
                 at = (expert * size + i) * inner

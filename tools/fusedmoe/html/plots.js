@@ -119,7 +119,9 @@ function merged(roofs) {
     if (!last || last.high > 1.03 * roof.high) {
       result.push({...roof});
     } else {
-      Object.assign(last, {name: `${last.name}, ${roof.name}`, low: Math.min(last.low, roof.low),
+      const [mnemonic, registers] = roof.name.split(' ');
+      const added = last.name.startsWith(`${mnemonic} `) && registers ? registers : roof.name;
+      Object.assign(last, {name: `${last.name}, ${added}`, low: Math.min(last.low, roof.low),
                            used: last.used || roof.used});
     }
   }

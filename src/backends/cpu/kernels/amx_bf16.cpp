@@ -42,8 +42,9 @@ struct Tiles {
   }
   template <int kSums, int kRows, int kWeights>
   FUSEDMOE_INLINE static void dot() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kRows),
-                 "i"(kWeights));
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0"
+                 :
+                 : "i"(kSums), "i"(kRows), "i"(kWeights));
   }
 };
 #endif

@@ -16,14 +16,14 @@
 namespace fusedmoe::cpu {
 
 inline constexpr int kTileRows = 16;
-inline constexpr std::int64_t kStepK = 32;          // k of one tile
-inline constexpr std::int64_t kStepBytes = 2048;    // of a panel: two tiles of weights
+inline constexpr std::int64_t kStepK = 32;        // k of one tile
+inline constexpr std::int64_t kStepBytes = 2048;  // of a panel: two tiles of weights
 inline constexpr std::int64_t kSumsStride = kPanelOutputs * sizeof(float);
 // Steps of a panel that stay in L1 (16 KiB) while many rows pass.
 inline constexpr std::int64_t kPartSteps = 8;
-// Bytes ahead in the stream of panels, to L1, for rows that pass once: 0.5 to 2 KiB are the same, L2
-// instead of L1 costs 7 %, and 4 to 32 KiB cost 10 % and more, since prefetches hold the fill buffers
-// that tile loads need (1 token, Xeon with AMX).
+// Bytes ahead in the stream of panels, to L1, for rows that pass once: 0.5 to 2 KiB are the same,
+// L2 instead of L1 costs 7 %, and 4 to 32 KiB cost 10 % and more, since prefetches hold the fill
+// buffers that tile loads need (1 token, Xeon with AMX).
 inline constexpr std::int64_t kTileAhead = 1024;
 
 // Inputs lie row after row, zeros behind the last k, with a pad of one line.
@@ -88,8 +88,8 @@ FUSEDMOE_INLINE void multiply_tiles(const char* a, std::int64_t a_stride, const 
   if constexpr (kTwo) Tiles::template store<3>(second + 16, kSumsStride);
 }
 
-// Rows that fit two blocks stream the panel once. More rows pass part after part of it, and bring the
-// part after to L2 meanwhile, each pass its share of the lines.
+// Rows that fit two blocks stream the panel once. More rows pass part after part of it, and bring
+// the part after to L2 meanwhile, each pass its share of the lines.
 template <class Tiles>
 FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile) {
   const std::int64_t steps = (tile.k + kStepK - 1) / kStepK;

@@ -37,8 +37,7 @@ struct F32x16 {
         _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     // Rounding could carry a NaN into the sign: make it quiet instead.
     const __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    const __m512i kept =
-        _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+    const __m512i kept = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
   }
@@ -68,8 +67,8 @@ struct F32x16 {
   }
 };
 
-// 1 token, GB/s with weights prefetched 0, 1024, 4096 and 16384 bytes ahead: 41.6, 47.3, 49.5 and 48.3
-// (Xeon), 45.1, 44.5 and 46.1 (Zen 4, without the last).
+// 1 token, GB/s with weights prefetched 0, 1024, 4096 and 16384 bytes ahead: 41.6, 47.3, 49.5
+// and 48.3 (Xeon), 45.1, 44.5 and 46.1 (Zen 4, without the last).
 constexpr std::int64_t kWeightsAhead = 4096;
 
 struct FmaArithmetic {
@@ -93,7 +92,8 @@ struct FmaStep : FmaArithmetic, SumsInOrder {
   }
 };
 
-// Even and odd columns apart: each is one operation away from fp32, where columns in order take two.
+// Even and odd columns apart: each is one operation away from fp32, where columns in order take
+// two.
 template <>
 struct FmaStep<WeightFormat::bf16> : FmaArithmetic {
   static constexpr int kLines = 1;
@@ -104,7 +104,8 @@ struct FmaStep<WeightFormat::bf16> : FmaArithmetic {
         _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
   }
   FUSEDMOE_INLINE static void load_sums(const float* from, __m512 (&sums)[2]) {
-    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     const __m512 low = _mm512_loadu_ps(from);
     const __m512 high = _mm512_loadu_ps(from + 16);
     sums[0] = _mm512_permutex2var_ps(low, even, high);

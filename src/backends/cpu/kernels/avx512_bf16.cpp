@@ -13,7 +13,8 @@ struct DotStep : SumsInOrder {
   using Vector = __m512bh;
   static constexpr int kUnits = 2;
   static constexpr int kLines = 2;
-  // The hardware follows by itself: 512 bytes to 32 KiB ahead cost 4 to 10 % (1 and 4 tokens, Zen 4).
+  // The hardware follows by itself: 512 bytes to 32 KiB ahead cost 4 to 10 % (1 and 4 tokens, Zen
+  // 4).
   static constexpr std::int64_t kAhead = 0;
   FUSEDMOE_INLINE static void weights(const void* panel, std::int64_t unit, Vector (&w)[2]) {
     const char* from = static_cast<const char*>(panel) + unit * 128;

@@ -83,9 +83,9 @@ FUSEDMOE_INLINE void tile_of(int rows, const std::uint32_t* a, const char* panel
 }
 
 // From this many rows of one block on, the next panel comes to L2 while this one is multiplied; of
-// several blocks, the first bring a part of it each. Gains 5 to 15 % at 10 to 60 rows an expert, 6 to
-// 9 % at 4 to 6 where memory reads 66 GB/s (and costs 1 to 2 % where it reads 36), costs 10 % at 2
-// (qwen3-30b-a3b, gpt-oss-20b and mixtral-8x7b, Zen 4).
+// several blocks, the first bring a part of it each. Gains 5 to 15 % at 10 to 60 rows an expert, 6
+// to 9 % at 4 to 6 where memory reads 66 GB/s (and costs 1 to 2 % where it reads 36), costs 10 % at
+// 2 (qwen3-30b-a3b, gpt-oss-20b and mixtral-8x7b, Zen 4).
 inline constexpr int kRowsThatPrefetch = 5;
 
 template <class Step>

@@ -16,8 +16,8 @@ namespace fusedmoe::cpu {
 inline constexpr int kPanelOutputs = 32;
 inline constexpr int kGatedOutputs = kPanelOutputs / 2;
 
-// Brings a piece of some rows, from[r][k0 .. k0+k), into the order and type in which the kernels of one
-// instruction set multiply them. Only those kernels know the order; `to` has room for
+// Brings a piece of some rows, from[r][k0 .. k0+k), into the order and type in which the kernels of
+// one instruction set multiply them. Only those kernels know the order; `to` has room for
 // GemmInputs::bytes(rows, k).
 struct LoadRows {
   const void* const* from;  // [rows] addresses of rows
@@ -56,10 +56,10 @@ struct PanelLayout {
 // How rows come to the multipliers of an instruction set.
 struct GemmInputs {
   CpuIsa isa;
-  DType dtype;         // what is multiplied: f32 takes rows of every dtype, else only its own
-  PanelLayout panel;   // what the weights have to look like
-  int row_multiple;    // accumulators and loaded rows have room for a multiple of this many rows
-  int max_rows;        // that pass over a panel together
+  DType dtype;        // what is multiplied: f32 takes rows of every dtype, else only its own
+  PanelLayout panel;  // what the weights have to look like
+  int row_multiple;   // accumulators and loaded rows have room for a multiple of this many rows
+  int max_rows;       // that pass over a panel together
   // Rows whose multiplication takes as long as reading the panel; with fewer, its bytes decide.
   int rows_per_pass;
   std::int64_t bytes_at_once;  // of loaded rows: what leaves room in L2 for a panel

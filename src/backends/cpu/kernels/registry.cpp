@@ -10,15 +10,15 @@ namespace {
 constexpr GemmInputs kInputs[] = {
 #define FUSEDMOE_INPUTS(isa, dtype, k_group, k_multiple, row_multiple, max_rows, rows_per_pass, \
                         kib)                                                                    \
-  {CpuIsa::isa, DType::dtype,  {k_group, k_multiple}, row_multiple,                             \
-   max_rows,    rows_per_pass, (kib)*1024,            &load_rows_##isa##_##dtype},
+  {CpuIsa::isa,   DType::dtype, {k_group, k_multiple},     row_multiple, max_rows,              \
+   rows_per_pass, (kib)*1024,   &load_rows_##isa##_##dtype},
 #include "backends/cpu/kernels/kernels.inc"
 };
 
 constexpr GemmKernel kGemm[] = {
-#define FUSEDMOE_GEMM(isa, format, dtype, recipe)                                          \
-  {CpuIsa::isa,                WeightFormat::format, DType::dtype,                         \
-   "gemm_" #isa "_" #format, recipe,               &gemm_##isa##_##format},
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe)                              \
+  {CpuIsa::isa, WeightFormat::format,  DType::dtype, "gemm_" #isa "_" #format, \
+   recipe,      &gemm_##isa##_##format},
 #include "backends/cpu/kernels/kernels.inc"
 };
 
