@@ -26,17 +26,28 @@ inline constexpr std::int64_t kPartSteps = 8;
 // buffers that tile loads need (1 token, Xeon with AMX).
 inline constexpr std::int64_t kTileAhead = 1024;
 
-// Inputs lie row after row, zeros behind the last k, with a pad of one line.
-inline std::int64_t tile_row_bytes(std::int64_t k) {
-  return (k + kStepK - 1) / kStepK * kStepK * 2 + 64;
-}
+// Inputs lie tile after tile, [blocks of 16 rows][steps][16][32], with zeros behind the last k: row
+// after row, each row of a tile would lie in a page of its own. Rows behind the last are not
+// written; they come to nothing but themselves.
+inline constexpr std::int64_t kTileBytes = kTileRows * kStepK * 2;
 
 FUSEDMOE_INLINE void load_tile_rows(const LoadRows& rows) {
-  const std::int64_t stride = tile_row_bytes(rows.k);
-  for (int r = 0; r < rows.rows; ++r) {
-    char* to = static_cast<char*>(rows.to) + r * stride;
-    std::memcpy(to, static_cast<const char*>(rows.from[r]) + rows.k0 * 2, rows.k * 2);
-    std::memset(to + rows.k * 2, 0, stride - rows.k * 2);
+  const std::int64_t steps = (rows.k + kStepK - 1) / kStepK;
+  for (int block = 0; block < rows.rows; block += kTileRows) {
+    char* to = static_cast<char*>(rows.to) + block / kTileRows * steps * kTileBytes;
+    const int count = std::min(kTileRows, rows.rows - block);
+    for (std::int64_t step = 0; step < steps; ++step, to += kTileBytes) {
+      const std::int64_t bytes = std::min(kStepK, rows.k - step * kStepK) * 2;
+      for (int r = 0; r < count; ++r) {
+        const char* from = static_cast<const char*>(rows.from[block + r]) + rows.k0 * 2;
+        if (bytes == 64) {
+          std::memcpy(to + r * 64, from + step * 64, 64);
+        } else {
+          std::memcpy(to + r * 64, from + step * 64, bytes);
+          std::memset(to + r * 64 + bytes, 0, 64 - bytes);
+        }
+      }
+    }
   }
 }
 
@@ -49,10 +60,10 @@ struct StepsAhead {
   int lines;
 };
 
-// One or two blocks of 16 rows by 32 outputs over some steps.
+// One or two blocks of 16 rows by 32 outputs over some steps; a_second is the rows of the other.
 // kLocality: into L1 (3) or L2 (2).
 template <class Tiles, bool kTwo, int kLocality>
-FUSEDMOE_INLINE void multiply_tiles(const char* a, std::int64_t a_stride, const char* panel,
+FUSEDMOE_INLINE void multiply_tiles(const char* a, const char* a_second, const char* panel,
                                     std::int64_t steps, float* sums, bool first,
                                     const StepsAhead& ahead) {
   float* second = sums + kTileRows * kPanelOutputs;
@@ -72,10 +83,10 @@ FUSEDMOE_INLINE void multiply_tiles(const char* a, std::int64_t a_stride, const 
     for (int i = 0; i < ahead.lines; ++i) __builtin_prefetch(line + i * 64, 0, kLocality);
     const char* weights = panel + step * kStepBytes;
     Tiles::template load<6>(weights, 128);
-    Tiles::template load<4>(a + step * 64, a_stride);
+    Tiles::template load<4>(a + step * kTileBytes, 64);
     Tiles::template dot<0, 4, 6>();
     if constexpr (kTwo) {
-      Tiles::template load<5>(a + kTileRows * a_stride + step * 64, a_stride);
+      Tiles::template load<5>(a_second + step * kTileBytes, 64);
       Tiles::template dot<2, 5, 6>();
     }
     Tiles::template load<7>(weights + 64, 128);
@@ -93,7 +104,6 @@ FUSEDMOE_INLINE void multiply_tiles(const char* a, std::int64_t a_stride, const 
 template <class Tiles>
 FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile) {
   const std::int64_t steps = (tile.k + kStepK - 1) / kStepK;
-  const std::int64_t stride = tile_row_bytes(tile.k);
   const int blocks = (tile.rows + kTileRows - 1) / kTileRows;
   const int passes = (blocks + 1) / 2;
   const auto* a = static_cast<const char*>(tile.a);
@@ -117,15 +127,18 @@ FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile) {
         const char* from = coming + pass * count * lines * 64;
         ahead = {from, from, count, pass * lines < kLines ? lines : 0};
       }
-      const char* rows = a + pass * 2 * kTileRows * stride + begin * 64;
+      const char* rows = a + (pass * 2 * steps + begin) * kTileBytes;
+      const char* rows_second = rows + steps * kTileBytes;
       float* sums = tile.accumulators + pass * 2 * kTileRows * kPanelOutputs;
       const bool first = tile.first && begin == 0;
       const bool two = pass * 2 + 1 < blocks;
       const auto run = [&]<int kLocality>() {
         if (two) {
-          multiply_tiles<Tiles, true, kLocality>(rows, stride, weights, count, sums, first, ahead);
+          multiply_tiles<Tiles, true, kLocality>(rows, rows_second, weights, count, sums, first,
+                                                 ahead);
         } else {
-          multiply_tiles<Tiles, false, kLocality>(rows, stride, weights, count, sums, first, ahead);
+          multiply_tiles<Tiles, false, kLocality>(rows, rows_second, weights, count, sums, first,
+                                                  ahead);
         }
       };
       if (passes == 1) {

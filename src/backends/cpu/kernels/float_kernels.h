@@ -176,6 +176,21 @@ FUSEDMOE_INLINE void activate(const ActivateTile& tile) {
                         [&]<Activation kKind>() { activate_rows<V, kKind>(tile); });
 }
 
+// One vector of a result: into the output, or into the sum that is kept.
+template <class V>
+FUSEDMOE_INLINE void store_result(V value, bool last, DType dtype, std::int64_t i, void* output,
+                                  float* kept) {
+  if (!last) {
+    value.store(kept + i);
+  } else if (dtype == DType::bf16) {
+    value.store_bf16(static_cast<std::uint16_t*>(output) + i);
+  } else if (dtype == DType::f16) {
+    value.store_f16(static_cast<std::uint16_t*>(output) + i);
+  } else {
+    value.store(static_cast<float*>(output) + i);
+  }
+}
+
 template <class V>
 FUSEDMOE_INLINE void combine(const CombineTile& tile) {
   alignas(64) float sum[kPanelOutputs] = {};  // columns beyond the last are added up and not stored
@@ -183,21 +198,32 @@ FUSEDMOE_INLINE void combine(const CombineTile& tile) {
   for (int r = 0; r < tile.rows; ++r) {
     const RowTarget& target = tile.targets[r];
     const float* row = tile.accumulators + static_cast<std::int64_t>(r) * kPanelOutputs;
+    void* output = static_cast<char*>(tile.output) + target.token * tile.output_stride * bytes;
     float* kept =
         target.first && target.last ? nullptr : tile.sums + target.token * tile.sums_stride;
-    if (!target.first) {
+    if (kept != nullptr) {  // what the next panel will add to: many tokens' sums lie beyond L2
+      __builtin_prefetch(kept + kPanelOutputs, 1);
+      __builtin_prefetch(kept + kPanelOutputs + 16, 1);
+    }
+    const bool whole = tile.outputs == kPanelOutputs;
+    if (!target.first && !whole) {
       for (int i = 0; i < tile.outputs; ++i) sum[i] = kept[i];
     }
+    const float* before = whole ? kept : sum;
     for (int i = 0; i < kPanelOutputs; i += V::kWidth) {
       V value = V::load(row + i);
       if (tile.bias != nullptr) value = value + V::load(tile.bias + i);
       value = value * V(target.weight);
-      if (!target.first) value = V::load(sum + i) + value;
-      value.store(sum + i);
+      if (!target.first) value = V::load(before + i) + value;
+      if (whole) {
+        store_result(value, target.last, tile.dtype, i, output, kept);
+      } else {
+        value.store(sum + i);
+      }
     }
+    if (whole) continue;
     if (target.last) {
-      store_row<V>(sum, tile.dtype, tile.outputs,
-                   static_cast<char*>(tile.output) + target.token * tile.output_stride * bytes);
+      store_row<V>(sum, tile.dtype, tile.outputs, output);
     } else {
       for (int i = 0; i < tile.outputs; ++i) kept[i] = sum[i];
     }
