@@ -237,14 +237,23 @@ TEST(ContractNumbers, B153_CallersFloatingPointSettingsNeitherMatterNorChange) {
 TEST(ContractNumbers, B153_AllSubnormalIsAllZero) {
   for (const std::string& isa : isas()) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      const Layer layer(odd_config(dtype));
+      const Layer layer(odd_config(dtype), 1, -1, false);
+      // Weights of about 2^100: what is not taken as zero shows.
+      const WeightTensor& w13 = layer.weights.view().w13;
+      const std::int64_t size = bytes_per_element(dtype);
+      for (std::int64_t i = 0; i < w13.experts * w13.outputs * w13.inputs; ++i) {
+        auto* upper = static_cast<std::byte*>(const_cast<void*>(w13.data)) + (i + 1) * size - 2;
+        std::uint16_t bits;
+        std::memcpy(&bits, upper, 2);
+        if ((bits & 0x7f80) != 0) bits = static_cast<std::uint16_t>(bits + (100 << 7));
+        std::memcpy(upper, &bits, 2);
+      }
       const FusedMoe plan = layer.plan({.isa = isa, .max_threads = 2});
       for (const std::int64_t tokens : {1, 30}) {
         RandomInput input = layer.input(tokens);
         const ConstMatrixView hidden = input.hidden();
         const auto fill = [&](std::uint32_t value) {  // f32, or its upper half
           for (std::int64_t i = 0; i < tokens * hidden.row_stride; ++i) {
-            const std::int64_t size = bytes_per_element(dtype);
             std::memcpy(static_cast<std::byte*>(const_cast<void*>(hidden.data)) + i * size,
                         reinterpret_cast<const std::byte*>(&value) + (4 - size),
                         static_cast<std::size_t>(size));
@@ -257,6 +266,8 @@ TEST(ContractNumbers, B153_AllSubnormalIsAllZero) {
         EXPECT_EQ(run_exact(plan, input), zero) << isa << " " << to_string(dtype);
         fill(0x807f0000);  // the largest below zero
         EXPECT_EQ(run_exact(plan, input), zero) << isa << " " << to_string(dtype);
+        fill(0x00800000);  // the smallest that is none
+        EXPECT_NE(run_exact(plan, input), zero) << isa << " " << to_string(dtype);
         EXPECT_EQ(_mm_getcsr(), before);
       }
     }
