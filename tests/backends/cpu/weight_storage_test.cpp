@@ -107,7 +107,8 @@ TEST(PackedLayoutTest, EveryPanelAndBiasHasItsOwnPlace) {
   for (const std::int64_t hidden : {1, 33, 64, 330}) {
     for (const std::int64_t inter : {1, 17, 32, 163}) {
       for (const Activation kind : {Activation::silu, Activation::relu2}) {
-        for (const CpuIsa isa : all_isas()) {
+        // One set for each layout of panels.
+        for (const CpuIsa isa : {CpuIsa::scalar, CpuIsa::avx512_bf16, CpuIsa::amx_bf16}) {
           for (int biases = 0; biases < 4; ++biases) {
             const MoeConfig config = config_of(hidden, inter, kind);
             const WeightFormat w13 = biases == 1 ? WeightFormat::f32 : WeightFormat::bf16;
