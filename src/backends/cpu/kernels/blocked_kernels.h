@@ -40,10 +40,11 @@ struct RowBlocks {
   int start(int block) const { return rows * block / count(); }
 };
 
+// Not inlined: one function with all of the loops takes clang minutes.
 // kLines: of `coming`, prefetched per unit; kLocality: into L1 (3) or L2 (2).
 template <class Step, int kRows, int kLines, int kLocality>
-FUSEDMOE_INLINE void tile_rows(const std::uint32_t* a, const char* panel, std::int64_t units,
-                               float* out, bool first, [[maybe_unused]] const char* coming) {
+[[gnu::noinline]] void tile_rows(const std::uint32_t* a, const char* panel, std::int64_t units,
+                                 float* out, bool first, [[maybe_unused]] const char* coming) {
   __m512 sums[kRows][2];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
