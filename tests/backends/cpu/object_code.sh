@@ -2,8 +2,8 @@
 # What the object code of kernels for one instruction set must be, whatever the compiler made of it:
 #   - no weak symbol: the linker may pick such a copy for units that run on any machine;
 #   - no initialiser: it would run when the library is loaded, on any machine;
-#   - no spill in the hot loops: the loops of gemm_* that multiply touch neither the stack nor
-#     memory other than to read inputs and weights;
+#   - no spill in the hot loops: the loops of gemm_* and tile_rows that multiply touch neither the stack
+#     nor memory other than to read inputs and weights;
 #   - full tiles: the largest loop has as many multiply-adds as accumulators, 12 for AVX2 and 24, of
 #     whole registers, for AVX-512. AMX's sums lie in tiles: there must be some of its instructions.
 #
@@ -169,8 +169,7 @@ status=0
 for object in "$@"; do
   case "$object" in
     */kernels/avx2_fma.cpp.o) kind="gemm_avx2_fma_ 12 ymm" ;;
-    */kernels/avx512.cpp.o) kind="gemm_avx512_ 24 zmm" ;;
-    */kernels/avx512_bf16.cpp.o) kind="gemm_avx512_bf16_ 24 zmm" ;;
+    */kernels/avx512*.cpp.o) kind="tile_rows<.*,.12,.[0-9],.[0-9]> 24 zmm" ;;  # of 12 rows
     */kernels/amx_bf16.cpp.o) kind=$amx ;;
     *) continue ;;
   esac

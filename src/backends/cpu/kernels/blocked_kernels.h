@@ -40,10 +40,11 @@ struct RowBlocks {
   int start(int block) const { return rows * block / count(); }
 };
 
-// kLines: of `coming`, prefetched per unit into the cache of kHint.
-template <class Step, int kRows, int kLines, _mm_hint kHint>
-FUSEDMOE_INLINE void tile_rows(const std::uint32_t* a, const char* panel, std::int64_t units,
-                               float* out, bool first, [[maybe_unused]] const char* coming) {
+// Not inlined: one function with all of the loops takes clang minutes.
+// kLines: of `coming`, prefetched per unit; kLocality: into L1 (3) or L2 (2).
+template <class Step, int kRows, int kLines, int kLocality>
+[[gnu::noinline]] void tile_rows(const std::uint32_t* a, const char* panel, std::int64_t units,
+                                 float* out, bool first, [[maybe_unused]] const char* coming) {
   __m512 sums[kRows][2];
 #pragma GCC unroll 12
   for (int r = 0; r < kRows; ++r) {
@@ -56,7 +57,7 @@ FUSEDMOE_INLINE void tile_rows(const std::uint32_t* a, const char* panel, std::i
   for (std::int64_t unit = 0; unit < units; ++unit) {
 #pragma GCC unroll 2
     for (int line = 0; line < kLines; ++line) {
-      _mm_prefetch(coming + (unit * kLines + line) * 64, kHint);
+      __builtin_prefetch(coming + (unit * kLines + line) * 64, 0, kLocality);
     }
     typename Step::Vector w[2];
     Step::weights(panel, unit, w);
@@ -71,15 +72,15 @@ FUSEDMOE_INLINE void tile_rows(const std::uint32_t* a, const char* panel, std::i
   for (int r = 0; r < kRows; ++r) Step::store_sums(sums[r], out + r * kPanelOutputs);
 }
 
-template <class Step, int kLines, _mm_hint kHint, int kRows = kBlockRows>
+template <class Step, int kLines, int kLocality, int kRows = kBlockRows>
 FUSEDMOE_INLINE void tile_of(int rows, const std::uint32_t* a, const char* panel,
                              std::int64_t units, float* out, bool first, const char* coming) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      return tile_of<Step, kLines, kHint, kRows - 1>(rows, a, panel, units, out, first, coming);
+      return tile_of<Step, kLines, kLocality, kRows - 1>(rows, a, panel, units, out, first, coming);
     }
   }
-  tile_rows<Step, kRows, kLines, kHint>(a, panel, units, out, first, coming);
+  tile_rows<Step, kRows, kLines, kLocality>(a, panel, units, out, first, coming);
 }
 
 // From this many rows of one block on, the next panel comes to L2 while this one is multiplied; of
@@ -102,14 +103,14 @@ FUSEDMOE_INLINE void gemm_blocks(const GemmTile& tile) {
     float* out = tile.accumulators + start * kPanelOutputs;
     if (blocks.count() > 1 && b < Step::kLines) {
       const char* coming = next + b * units * 64;
-      tile_of<Step, 1, _MM_HINT_T1>(rows, from, panel, units, out, tile.first, coming);
+      tile_of<Step, 1, 2>(rows, from, panel, units, out, tile.first, coming);
     } else if (blocks.count() == 1 && rows >= kRowsThatPrefetch) {
-      tile_of<Step, Step::kLines, _MM_HINT_T1>(rows, from, panel, units, out, tile.first, next);
+      tile_of<Step, Step::kLines, 2>(rows, from, panel, units, out, tile.first, next);
     } else if (blocks.count() == 1 && Step::kAhead > 0) {
       const char* coming = panel + Step::kAhead;
-      tile_of<Step, Step::kLines, _MM_HINT_T0>(rows, from, panel, units, out, tile.first, coming);
+      tile_of<Step, Step::kLines, 3>(rows, from, panel, units, out, tile.first, coming);
     } else {
-      tile_of<Step, 0, _MM_HINT_T0>(rows, from, panel, units, out, tile.first, nullptr);
+      tile_of<Step, 0, 3>(rows, from, panel, units, out, tile.first, nullptr);
     }
   }
 }

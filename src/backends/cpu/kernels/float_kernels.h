@@ -199,9 +199,9 @@ FUSEDMOE_INLINE void combine(const CombineTile& tile) {
     const RowTarget& target = tile.targets[r];
     const float* row = tile.accumulators + static_cast<std::int64_t>(r) * kPanelOutputs;
     void* output = static_cast<char*>(tile.output) + target.token * tile.output_stride * bytes;
-    float* kept =
-        target.first && target.last ? nullptr : tile.sums + target.token * tile.sums_stride;
-    if (kept != nullptr) {  // what the next panel will add to: many tokens' sums lie beyond L2
+    const bool alone = target.first && target.last;  // there may be no sums at all
+    float* kept = alone ? sum : tile.sums + target.token * tile.sums_stride;
+    if (!alone) {  // what the next panel will add to: many tokens' sums lie beyond L2
       __builtin_prefetch(kept + kPanelOutputs, 1);
       __builtin_prefetch(kept + kPanelOutputs + 16, 1);
     }
