@@ -117,7 +117,7 @@ FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile) {
     for (int pass = 0; pass < passes; ++pass) {
       StepsAhead ahead;
       if (passes == 1) {
-        const std::int64_t until = std::max<std::int64_t>(steps - 1, 0);
+        const std::int64_t until = steps - 1;
         static_assert(kTileAhead <= kStepBytes);
         ahead = {weights + kTileAhead, next - until * kStepBytes, until, kStepBytes / 64};
       } else {

@@ -144,7 +144,8 @@ FUSEDMOE_INLINE void transpose(__m512i (&rows)[16]) {
   }
 }
 
-// A Source has load(from, count): up to 16 units of a row, zeros behind, and kUnits.
+// A Source has kUnits, the k per unit, and load(from, k, left): 16 units of a row from k on, zeros
+// behind the `left` that there are.
 template <class Source>
 FUSEDMOE_INLINE void load_blocks(const LoadRows& rows, const Source& source) {
   const RowBlocks blocks{rows.rows};
