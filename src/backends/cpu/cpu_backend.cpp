@@ -87,6 +87,7 @@ class CpuBackend final : public Backend {
                       spec.options.device.platform + "'; use Device::cpu()");
     }
     choose_isa(spec.options.isa);  // refuses unknown names
+    numa_nodes();                  // and what is no number of nodes
     check_storage(spec, weights);
   }
 

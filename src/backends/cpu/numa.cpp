@@ -4,10 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <sstream>
+
+#include "fusedmoe/error.h"
 
 namespace fusedmoe::cpu {
 namespace {
@@ -31,6 +35,21 @@ cpu_set_t parse_cpus(const std::string& list, const cpu_set_t& allowed) {
   return set;
 }
 
+constexpr int kMostNodes = 64;
+
+// By FUSEDMOE_NUMA_NODES; 0 = as the machine has them.
+int wanted_nodes() {
+  const char* text = std::getenv("FUSEDMOE_NUMA_NODES");
+  if (text == nullptr || text[0] == '\0') return 0;
+  int count = 0;
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, count);
+  if (error == std::errc() && stop == end && count >= 1 && count <= kMostNodes) return count;
+  throw Error(ErrorCode::invalid_argument, "FUSEDMOE_NUMA_NODES: expected a number from 1 to " +
+                                               std::to_string(kMostNodes) + ", got '" + text +
+                                               "'; set 1 to turn placement off, or unset it");
+}
+
 }  // namespace
 
 std::vector<NumaNode> read_numa_nodes(const std::string& root) {
@@ -39,7 +58,6 @@ std::vector<NumaNode> read_numa_nodes(const std::string& root) {
   // Fails where a machine has more CPUs than the set: one node then.
   const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
   std::vector<NumaNode> nodes;
-  constexpr int kMostNodes = 64;
   for (int id = 0; known && id < kMostNodes; ++id) {
     std::ifstream file(root + "/sys/devices/system/node/node" + std::to_string(id) + "/cpulist");
     std::string list;
@@ -47,8 +65,7 @@ std::vector<NumaNode> read_numa_nodes(const std::string& root) {
     const cpu_set_t cpus = parse_cpus(list, allowed);
     if (CPU_COUNT(&cpus) > 0) nodes.push_back({id, cpus});  // memory without CPUs has no threads
   }
-  const char* wanted = std::getenv("FUSEDMOE_NUMA_NODES");
-  const int count = wanted == nullptr ? 0 : std::clamp(std::atoi(wanted), 0, kMostNodes);
+  const int count = wanted_nodes();
   if (count > 0 && static_cast<std::size_t>(count) != nodes.size()) {
     nodes.assign(static_cast<std::size_t>(count), {-1, allowed});
   }

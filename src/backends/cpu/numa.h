@@ -16,9 +16,10 @@ struct NumaNode {
 };
 
 // At least one. FUSEDMOE_NUMA_NODES gives another number: 1 turns placement off, and nodes beyond
-// the machine's are made up, for tests. `root` stands before /sys: empty but in tests.
+// the machine's are made up, for tests; anything else throws invalid_argument. `root` stands before
+// /sys: empty but in tests.
 std::vector<NumaNode> read_numa_nodes(const std::string& root);
-// The same, read once in a process.
+// The same, read once in a process: first where a plan is checked, which may throw.
 const std::vector<NumaNode>& numa_nodes();
 
 // Thread t of any team belongs to node t % nodes: numbers of threads per node differ by at most

@@ -14,36 +14,15 @@
 #include <thread>
 #include <vector>
 
-#include "fusedmoe/error.h"
+#include "fusedmoe/fusedmoe.h"
+#include "support/environment.h"
 
 namespace fusedmoe::cpu {
 namespace {
 
 // FUSEDMOE_ISA for the length of a test.
-class IsaEnvironment {
- public:
-  explicit IsaEnvironment(const char* value) {
-    const char* before = std::getenv(kName);
-    if (before != nullptr) before_ = before;
-    if (value != nullptr) {
-      ::setenv(kName, value, 1);
-    } else {
-      ::unsetenv(kName);
-    }
-  }
-  IsaEnvironment(const IsaEnvironment&) = delete;
-  IsaEnvironment& operator=(const IsaEnvironment&) = delete;
-  ~IsaEnvironment() {
-    if (before_) {
-      ::setenv(kName, before_->c_str(), 1);
-    } else {
-      ::unsetenv(kName);
-    }
-  }
-
- private:
-  static constexpr const char* kName = "FUSEDMOE_ISA";
-  std::optional<std::string> before_;
+struct IsaEnvironment : test::ScopedEnvironment {
+  explicit IsaEnvironment(const char* value) : ScopedEnvironment("FUSEDMOE_ISA", value) {}
 };
 
 // The best set up to `top` that is worth it on this machine; `top` itself when it was named.
@@ -203,6 +182,16 @@ TEST(CpuIsaTest, UnknownNamesAreRefused) {
     const IsaEnvironment environment(name.c_str());
     EXPECT_EQ(refusal_of(""), "FUSEDMOE_ISA" + rest);
   }
+}
+
+// A list says what is wrong instead of throwing: an engine that only looks must not fail.
+TEST(CpuIsaTest, ABadEnvironmentIsTheReasonInTheListOfDevices) {
+  const IsaEnvironment environment("avx3");
+  std::string reason;
+  for (const DeviceInfo& device : list_devices()) {
+    if (device.name == "cpu") reason = device.reason;
+  }
+  EXPECT_NE(reason.find("FUSEDMOE_ISA: expected one of"), std::string::npos) << reason;
 }
 
 // A process pinned to one CPU (here: one thread, whose mask is what counts) gets one thread.

@@ -9,36 +9,16 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <optional>
+
+#include "fusedmoe/error.h"
+#include "support/environment.h"
 
 namespace fusedmoe::cpu {
 namespace {
 
 // FUSEDMOE_NUMA_NODES for the length of a test.
-class NodesEnvironment {
- public:
-  explicit NodesEnvironment(const char* value) {
-    const char* before = std::getenv(kName);
-    if (before != nullptr) before_ = before;
-    if (value != nullptr) {
-      ::setenv(kName, value, 1);
-    } else {
-      ::unsetenv(kName);
-    }
-  }
-  NodesEnvironment(const NodesEnvironment&) = delete;
-  NodesEnvironment& operator=(const NodesEnvironment&) = delete;
-  ~NodesEnvironment() {
-    if (before_) {
-      ::setenv(kName, before_->c_str(), 1);
-    } else {
-      ::unsetenv(kName);
-    }
-  }
-
- private:
-  static constexpr const char* kName = "FUSEDMOE_NUMA_NODES";
-  std::optional<std::string> before_;
+struct NodesEnvironment : test::ScopedEnvironment {
+  explicit NodesEnvironment(const char* value) : ScopedEnvironment("FUSEDMOE_NUMA_NODES", value) {}
 };
 
 // A copy of the folder in which the kernel describes nodes: id -> list of CPUs.
@@ -154,13 +134,25 @@ TEST_F(NumaTest, TheEnvironmentGivesAnotherNumber) {
     const NodesEnvironment as_it_is("2");
     EXPECT_EQ(two.read()[0].id, real == 2 ? 0 : -1);
   }
-  for (const char* garbage : {"", "0", "-4", "many", " "}) {
-    const NodesEnvironment environment(garbage);
-    EXPECT_EQ(one.read().size(), 1U) << garbage;
-    EXPECT_EQ(two.read().size(), real) << garbage;
+  const NodesEnvironment empty("");
+  EXPECT_EQ(one.read().size(), 1U);
+  EXPECT_EQ(two.read().size(), real);
+}
+
+TEST_F(NumaTest, WhatIsNoNumberOfNodesIsRefused) {
+  const Nodes one({{0, "0-1023"}});
+  for (const std::string garbage : {"0", "-4", "many", " ", "2 ", "65", "100000", "99999999999"}) {
+    const NodesEnvironment environment(garbage.c_str());
+    try {
+      one.read();
+      ADD_FAILURE() << garbage;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_EQ(std::string(error.what()),
+                "FUSEDMOE_NUMA_NODES: expected a number from 1 to 64, got '" + garbage +
+                    "'; set 1 to turn placement off, or unset it");
+    }
   }
-  const NodesEnvironment huge("100000");
-  EXPECT_EQ(one.read().size(), 64U);
 }
 
 TEST_F(NumaTest, ThisMachineHasAtLeastOne) {
