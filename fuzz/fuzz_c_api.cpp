@@ -194,6 +194,7 @@ struct Session {
     options->storage_bytes = in.pick<std::int64_t>(kArena - 64, {0, 100, -1});
     options->on_stale = in.enumerator(0, 1);
     options->counters = in.enumerator(0, 1);
+    options->runner = in.rare() ? make_runner() : nullptr;
     return options.spoiled(in);
   }
 
@@ -314,14 +315,19 @@ struct Session {
     return workspace.spoiled(in);
   }
 
-  const fusedmoe_apply_context* make_context() {
-    if (!in.rare()) return nullptr;
+  // Of the plan, and afterwards in the same memory of its calls: the plan has a copy.
+  const fusedmoe_thread_runner* make_runner() {
     runner.init(fusedmoe_thread_runner_init);
     runner->run = in.rare() ? nullptr : &run;
-    runner->num_threads = in.pick(1, {2, 0, -1});
+    runner->num_threads = in.pick(1, {2, 0, -1, 4097});
     runner->gang = in.enumerator(0, 1);
+    return runner.spoiled(in);
+  }
+
+  const fusedmoe_apply_context* make_context() {
+    if (!in.rare()) return nullptr;
     context.init(fusedmoe_apply_context_init);
-    context->runner = in.rare() ? runner.spoiled(in) : nullptr;
+    context->runner = in.rare() ? make_runner() : nullptr;
     for (auto& local : map) local = static_cast<std::int32_t>(in.byte() % 6) - 2;
     context->expert_map = in.rare() ? map.data() : nullptr;
     context->expert_map_size = in.pick<std::int64_t>(0, {kExperts, 8, -1});

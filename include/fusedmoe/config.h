@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "fusedmoe/execution.h"
 #include "fusedmoe/expert_map.h"
 #include "fusedmoe/export.h"
 #include "fusedmoe/tensor.h"
@@ -114,8 +115,13 @@ struct PlanOptions {
   // The best instruction set to use, by name as `fusedmoe info` prints it; empty = the machine's
   // best. The environment variable FUSEDMOE_ISA limits it further.
   std::string isa = {};
-  // CPU threads; 0 = the process's affinity mask and cgroup limit when the plan is built.
+  // CPU threads; 0 = those of `runner`, or without one the process's affinity mask and cgroup limit
+  // when the plan is built.
   int max_threads = 0;
+  // CPU: an engine's own threads. The plan then starts none: create and refresh pack with these,
+  // and apply uses them where its context brings none. The struct is copied; what `self` points to
+  // must outlive the plan. Null = the library's own threads.
+  const ThreadRunner* runner = nullptr;
   WeightStorage weight_storage = WeightStorage::own;
   std::span<std::byte> storage = {};  // for caller and adopt: packed_weights_size() bytes
   StalePolicy on_stale = StalePolicy::raise;

@@ -237,6 +237,17 @@ typedef struct fusedmoe_expert_map {
   int64_t map_size;   /* explicit: entries, = num_experts */
 } fusedmoe_expert_map;
 
+/* An engine's own threads (ThreadRunner). run calls body(argument, i) once for each i in
+ * [0, count), on any threads, and returns when all have returned. It is called on the thread that
+ * calls the plan: on several at once when several do. */
+typedef struct fusedmoe_thread_runner {
+  size_t struct_size; /* up to gang is mandatory */
+  void (*run)(void* self, int count, void (*body)(void* argument, int index), void* argument);
+  void* self;
+  int32_t num_threads; /* how many bodies it can keep busy; default 1 */
+  int32_t gang;        /* 1: all bodies of a run are executed at once; default 0 */
+} fusedmoe_thread_runner;
+
 /* How a plan runs the layer. A null pointer to it means all defaults. */
 typedef struct fusedmoe_plan_options {
   size_t struct_size;
@@ -245,12 +256,17 @@ typedef struct fusedmoe_plan_options {
   const char* isa;                       /* the best instruction set to use; null = no limit */
   int32_t mode;                          /* FUSEDMOE_MODE_*; default a16 */
   int32_t batch_invariant;               /* 0, 1, or -1 (default) = the device's default */
-  int32_t max_threads;                   /* 0 (default) = affinity mask and cgroup limit */
+  int32_t max_threads;                   /* 0 (default) = those of runner, or without one the
+                                            affinity mask and cgroup limit */
   int32_t weight_storage;                /* FUSEDMOE_STORAGE_*; default own */
   void* storage;                         /* caller and adopt: outlives the plan; default null */
   int64_t storage_bytes;                 /* at least fusedmoe_packed_weights_size() */
   int32_t on_stale;                      /* FUSEDMOE_STALE_*; default raise */
   int32_t counters;                      /* 0 (default) or 1: see fusedmoe_plan_counters() */
+  const fusedmoe_thread_runner* runner;  /* CPU: an engine's threads, for create, refresh, and apply
+                                            where its context brings none; the plan then starts
+                                            none. Copied, but self outlives the plan; null (default)
+                                            = the library's own threads */
 } fusedmoe_plan_options;
 
 /* ---- weights --------------------------------------------------------------------------------- */
@@ -362,20 +378,11 @@ typedef struct fusedmoe_workspace {
   int64_t workspace13_bytes;
 } fusedmoe_workspace;
 
-/* An engine's own threads (ThreadRunner). run calls body(argument, i) once for each i in
- * [0, count), on any threads, and returns when all have returned. */
-typedef struct fusedmoe_thread_runner {
-  size_t struct_size; /* up to gang is mandatory */
-  void (*run)(void* self, int count, void (*body)(void* argument, int index), void* argument);
-  void* self;
-  int32_t num_threads; /* how many bodies it can keep busy; default 1 */
-  int32_t gang;        /* 1: all bodies of a run are executed at once; default 0 */
-} fusedmoe_thread_runner;
-
 /* What one call brings with it. A null pointer to it means all defaults. */
 typedef struct fusedmoe_apply_context {
   size_t struct_size;
-  const fusedmoe_thread_runner* runner; /* CPU; null (default) = the library's own threads */
+  const fusedmoe_thread_runner* runner; /* CPU; null (default) = the plan's: that of its options, or
+                                           the library's own threads */
   void* queue;                          /* a GPU's stream or queue; default null */
   const int32_t* expert_map;            /* [expert_map_size], local id or -1; null (default) =
                                            the plan's. As many local experts as the plan */

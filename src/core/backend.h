@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ struct PlanSpec {
   PlanOptions options;
   std::vector<std::int32_t> expert_map;  // [num_experts]; empty = identity
   std::int64_t num_local_experts = 0;
+  std::optional<ThreadRunner> runner;  // what options.runner pointed to; that is null here
 
   DType output_dtype() const { return config.output_dtype.value_or(config.dtype); }
   bool gated() const { return is_gated(config.activation.kind); }
@@ -39,7 +41,7 @@ struct ApplyCall {
   std::span<const std::int32_t> expert_map;  // [num_experts]; empty = identity
   bool map_of_call = false;                  // it came with the call and is not checked yet
   std::span<std::byte* const> scratch;       // where each of scratch_requests() was placed
-  const ThreadRunner* runner = nullptr;
+  const ThreadRunner* runner = nullptr;      // of the call's context
   void* queue = nullptr;
 };
 

@@ -32,7 +32,7 @@ static_assert(FUSEDMOE_GROUP_SCORE_BEST == static_cast<int>(GroupScore::best));
 static_assert(sizeof(void*) != 8 ||
               (sizeof(fusedmoe_activation_config) == 32 && sizeof(fusedmoe_moe_config) == 72 &&
                sizeof(fusedmoe_device) == 24 && sizeof(fusedmoe_expert_map) == 40 &&
-               sizeof(fusedmoe_plan_options) == 72 && sizeof(fusedmoe_weight_scales) == 80 &&
+               sizeof(fusedmoe_plan_options) == 80 && sizeof(fusedmoe_weight_scales) == 80 &&
                sizeof(fusedmoe_weight_tensor) == 72 && sizeof(fusedmoe_bias_tensor) == 40 &&
                sizeof(fusedmoe_expert_weights) == 88 && sizeof(fusedmoe_matrix) == 48 &&
                sizeof(fusedmoe_const_matrix) == 48 && sizeof(fusedmoe_workspace) == 40 &&
@@ -178,9 +178,20 @@ ExpertMap to_expert_map(const Path& path, const fusedmoe_expert_map* from) {
   return ExpertMap::explicit_map(std::vector<std::int32_t>(c.map, c.map + c.map_size));
 }
 
-PlanOptions to_options(const Path& path, const fusedmoe_plan_options* from) {
-  PlanOptions options;
-  if (from == nullptr) return options;
+ThreadRunner to_runner(const Path& path, const fusedmoe_thread_runner* from) {
+  fusedmoe_thread_runner c;
+  fusedmoe_thread_runner_init(&c);
+  read_struct(path, from, sizeof c, c);
+  if (c.run == nullptr) refuse({"run", &path}, "a function", "NULL", "pass one, or no runner");
+  if (c.num_threads < 1) {
+    refuse({"num_threads", &path}, "at least 1", std::to_string(c.num_threads),
+           "pass how many bodies it keeps busy");
+  }
+  return {c.run, c.self, c.num_threads, to_bool({"gang", &path}, c.gang)};
+}
+
+OptionsHolder::OptionsHolder(const Path& path, const fusedmoe_plan_options* from) {
+  if (from == nullptr) return;
   fusedmoe_plan_options c;
   fusedmoe_plan_options_init(&c);
   read_struct(path, from, offsetof(fusedmoe_plan_options, device), c);
@@ -199,7 +210,10 @@ PlanOptions to_options(const Path& path, const fusedmoe_plan_options* from) {
   options.on_stale =
       to_enum({"on_stale", &path}, c.on_stale, StalePolicy::refresh, "a FUSEDMOE_STALE_* value");
   options.counters = to_bool({"counters", &path}, c.counters);
-  return options;
+  if (c.runner != nullptr) {
+    runner = to_runner({"runner", &path}, c.runner);
+    options.runner = &runner;
+  }
 }
 
 RoutingConfig to_routing(const Path& path, const fusedmoe_routing_config* from) {
@@ -256,16 +270,7 @@ ContextHolder::ContextHolder(const Path& path, const fusedmoe_apply_context* fro
   fusedmoe_apply_context_init(&c);
   read_struct(path, from, offsetof(fusedmoe_apply_context, runner), c);
   if (c.runner != nullptr) {
-    const Path inner{"runner", &path};
-    fusedmoe_thread_runner r;
-    fusedmoe_thread_runner_init(&r);
-    read_struct(inner, c.runner, sizeof r, r);
-    if (r.run == nullptr) refuse({"run", &inner}, "a function", "NULL", "pass one, or no runner");
-    if (r.num_threads < 1) {
-      refuse({"num_threads", &inner}, "at least 1", std::to_string(r.num_threads),
-             "pass how many bodies it keeps busy");
-    }
-    runner = {r.run, r.self, r.num_threads, to_bool({"gang", &inner}, r.gang)};
+    runner = to_runner({"runner", &path}, c.runner);
     context.runner = &runner;
   }
   context.queue = c.queue;

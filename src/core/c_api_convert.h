@@ -72,9 +72,9 @@ void write_struct(const Path& path, const Struct& from, std::size_t head, Struct
 
 // Null is refused unless the comment names another meaning.
 MoeConfig to_config(const Path& path, const fusedmoe_moe_config* from);
-PlanOptions to_options(const Path& path, const fusedmoe_plan_options* from);  // null = defaults
-Device to_device(const Path& path, const fusedmoe_device* from);              // null = CPU
-ExpertMap to_expert_map(const Path& path, const fusedmoe_expert_map* from);   // null = identity
+Device to_device(const Path& path, const fusedmoe_device* from);             // null = CPU
+ExpertMap to_expert_map(const Path& path, const fusedmoe_expert_map* from);  // null = identity
+ThreadRunner to_runner(const Path& path, const fusedmoe_thread_runner* from);
 ExpertWeights to_weights(const Path& path,
                          const fusedmoe_expert_weights* from);  // c_api_weights.cpp
 RoutingConfig to_routing(const Path& path, const fusedmoe_routing_config* from);
@@ -82,7 +82,15 @@ MatrixView to_matrix(const Path& path, const fusedmoe_matrix* from);
 ConstMatrixView to_matrix(const Path& path, const fusedmoe_const_matrix* from);
 Workspace to_workspace(const Path& path, const fusedmoe_workspace* from);  // null = allocate
 
-// ApplyContext points to the runner, so the two travel together.
+// PlanOptions and ApplyContext point to a runner, so each travels together with its own.
+struct OptionsHolder {
+  OptionsHolder(const Path& path, const fusedmoe_plan_options* from);  // null = defaults
+  OptionsHolder(const OptionsHolder&) = delete;
+  OptionsHolder& operator=(const OptionsHolder&) = delete;
+
+  ThreadRunner runner = {};
+  PlanOptions options = {};
+};
 struct ContextHolder {
   ContextHolder(const Path& path, const fusedmoe_apply_context* from);  // null = defaults
   ContextHolder(const ContextHolder&) = delete;

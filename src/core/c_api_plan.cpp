@@ -38,7 +38,7 @@ fusedmoe_status fusedmoe_supports(const fusedmoe_moe_config* config,
     try {
       const auto layer = to_config({"config"}, config);
       const auto views = to_weights({"weights"}, weights);
-      support = FusedMoe::supports(layer, views, to_options({"options"}, options));
+      support = FusedMoe::supports(layer, views, OptionsHolder({"options"}, options).options);
     } catch (const Error& error) {
       // A struct that does not convert is an answer too: create refuses it with the same text.
       if (error.code() != ErrorCode::invalid_argument && error.code() != ErrorCode::unsupported) {
@@ -61,7 +61,7 @@ fusedmoe_status fusedmoe_packed_weights_size(const fusedmoe_moe_config* config,
     const auto layer = to_config({"config"}, config);
     const auto views = to_weights({"weights"}, weights);
     const WorkspaceSize size =
-        FusedMoe::packed_weights_size(layer, views, to_options({"options"}, options));
+        FusedMoe::packed_weights_size(layer, views, OptionsHolder({"options"}, options).options);
     *bytes = size.bytes;
     put_optional(alignment, size.alignment);
   });
@@ -76,7 +76,7 @@ fusedmoe_status fusedmoe_plan_create(const fusedmoe_moe_config* config,
     *plan = nullptr;
     const auto layer = to_config({"config"}, config);
     const auto views = to_weights({"weights"}, weights);
-    FusedMoe moe = FusedMoe::create(layer, views, to_options({"options"}, options));
+    FusedMoe moe = FusedMoe::create(layer, views, OptionsHolder({"options"}, options).options);
     const fusedmoe_activation_config activation = from_activation(moe.config().activation);
     *plan = new fusedmoe_plan{std::move(moe), activation};
   });

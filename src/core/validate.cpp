@@ -13,6 +13,8 @@ namespace {
 
 // Beyond this a size is a mistake, and products of two stay far inside 64 bits.
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 31;
+// Of a plan: its scratch grows with them.
+constexpr int kMaxThreads = 4096;
 // Elements beyond any memory: below it 64 bits hold every offset in bytes.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
 
@@ -271,21 +273,39 @@ PlanSpec make_spec(const MoeConfig& config, const PlanOptions& options) {
   check_enum("options.mode", options.mode, ComputeMode::a8);
   check_enum("options.weight_storage", options.weight_storage, WeightStorage::adopt);
   check_enum("options.on_stale", options.on_stale, StalePolicy::refresh);
-  if (options.max_threads < 0 || options.max_threads > 4096) {
-    refuse("options.max_threads", "0 (automatic) to 4096", std::to_string(options.max_threads),
-           "set a number of threads");
+  if (options.max_threads < 0 || options.max_threads > kMaxThreads) {
+    refuse("options.max_threads", "0 (automatic) to " + std::to_string(kMaxThreads),
+           std::to_string(options.max_threads), "set a number of threads");
+  }
+  if (options.runner != nullptr) {
+    check_runner("options.runner", *options.runner);
+    if (options.max_threads == 0 && options.runner->num_threads > kMaxThreads) {
+      refuse("options.runner", "num_threads <= " + std::to_string(kMaxThreads),
+             std::to_string(options.runner->num_threads), "cap them with max_threads");
+    }
   }
   if (options.device.index < 0) {
     refuse("options.device.index", "0 or more", std::to_string(options.device.index),
            "set the index of a device");
   }
-  PlanSpec spec{config, options, {}, config.num_experts};
+  PlanSpec spec{config, options, {}, config.num_experts, {}};
+  if (options.runner != nullptr) {
+    spec.runner = *options.runner;
+    spec.options.runner = nullptr;  // the caller's struct may be gone after the call
+  }
   if (!options.expert_map.is_identity()) {
     spec.expert_map = options.expert_map.resolve(config.num_experts);
     spec.num_local_experts = 0;
     for (const std::int32_t local : spec.expert_map) spec.num_local_experts += local >= 0 ? 1 : 0;
   }
   return spec;
+}
+
+void check_runner(const char* argument, const ThreadRunner& runner) {
+  if (runner.run != nullptr && runner.num_threads >= 1) return;
+  refuse(argument, "a function and num_threads >= 1",
+         runner.run == nullptr ? "a null function" : std::to_string(runner.num_threads),
+         "fill both, or pass no runner");
 }
 
 void check_weights(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t num_experts,

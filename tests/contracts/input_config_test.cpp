@@ -122,6 +122,17 @@ TEST(ContractInput, I5_OptionsAreRefusedByName) {
   options("options.isa", "'avx9000'", [](PlanOptions& o) { o.isa = "avx9000"; });
   options("options.max_threads", "-1", [](PlanOptions& o) { o.max_threads = -1; });
   options("options.max_threads", "4097", [](PlanOptions& o) { o.max_threads = 4097; });
+  static const ThreadRunner no_function{.num_threads = 2};
+  options("options.runner", "a null function", [](PlanOptions& o) { o.runner = &no_function; });
+  for (const auto& [got, num_threads] :
+       {std::pair<const char*, int>{"0;", 0}, {"-3;", -3}, {"4097;", 4097}}) {
+    options("options.runner", got, [num_threads = num_threads](PlanOptions& o) {
+      static ThreadRunner runner;
+      runner = {[](void*, int, void (*)(void*, int), void*) { FAIL() << "refused, but run"; },
+                nullptr, num_threads};
+      o.runner = &runner;
+    });
+  }
   options("options.weight_storage", "200",
           [](PlanOptions& o) { o.weight_storage = bad_enum<WeightStorage>(); });
   options("options.on_stale", "200", [](PlanOptions& o) { o.on_stale = bad_enum<StalePolicy>(); });
@@ -143,6 +154,16 @@ TEST(ContractInput, I5_OptionsAreRefusedByName) {
     o.storage = room;
   });
   expect_refused({layer.config, layer.weights.view(), {}}, cases);
+  // packed_weights_size takes the same struct and refuses it with the same text.
+  PlanOptions without_function;
+  without_function.runner = &no_function;
+  EXPECT_EQ(error_of(ErrorCode::invalid_argument,
+                     [&] {
+                       (void)FusedMoe::packed_weights_size(layer.config, layer.weights.view(),
+                                                           without_function);
+                     }),
+            "options.runner: expected a function and num_threads >= 1, got a null function; fill "
+            "both, or pass no runner");
   for (const Device& device : {Device::cuda(), Device::xpu(1)}) {
     const Support support =
         FusedMoe::supports(layer.config, layer.weights.view(), {.device = device});

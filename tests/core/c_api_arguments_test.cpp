@@ -41,6 +41,7 @@ struct Full : Layer {
   fusedmoe_weight_tensor w13_up;
   fusedmoe_bias_tensor w13_bias;
   fusedmoe_bias_tensor w2_bias;
+  fusedmoe_thread_runner runner;
   std::vector<float> bias_data = std::vector<float>(kExperts * 2 * kIntermediate, 0.5F);
 
   Full() {
@@ -60,6 +61,12 @@ struct Full : Layer {
     config.activation = &activation;
     options.device = &device;
     options.expert_map = &map;
+    fusedmoe_thread_runner_init(&runner);
+    runner.run = [](void*, int count, void (*body)(void*, int), void* argument) {
+      for (int i = 0; i < count; ++i) body(argument, i);
+    };
+    runner.num_threads = 2;
+    options.runner = &runner;
     w13_gate.scales = &scales;
     weights.w13 = &w13_gate;
     weights.w13_up = &w13_up;
@@ -120,6 +127,16 @@ TEST(CApiArguments, CreateRefusesFieldsByName) {
       {"options.storage_bytes: ", [](Full& f) { f.options.storage_bytes = -1; }},
       {"options.on_stale: expected 0..1", [](Full& f) { f.options.on_stale = 2; }},
       {"options.counters: expected 0..1", [](Full& f) { f.options.counters = 2; }},
+      {"options.runner.run: expected a function, got NULL",
+       [](Full& f) { f.runner.run = nullptr; }},
+      {"options.runner.num_threads: expected at least 1, got 0",
+       [](Full& f) { f.runner.num_threads = 0; }},
+      {"options.runner.gang: expected 0..1, got 2", [](Full& f) { f.runner.gang = 2; }},
+      {"options.runner: expected num_threads <= 4096, got 4097; ",
+       [](Full& f) {
+         f.options.max_threads = 0;
+         f.runner.num_threads = 4097;
+       }},
       {"weights.w13: expected a pointer, got NULL", [](Full& f) { f.weights.w13 = nullptr; }},
       {"weights.w2: expected a pointer, got NULL", [](Full& f) { f.weights.w2 = nullptr; }},
       {"weights.w13.format: expected 0..12", [](Full& f) { f.w13_gate.format = 13; }},
@@ -161,6 +178,7 @@ TEST(CApiArguments, StructSizeOfEveryStruct) {
       {"options", [](Full& f) -> std::size_t& { return f.options.struct_size; }},
       {"options.device", [](Full& f) -> std::size_t& { return f.device.struct_size; }},
       {"options.expert_map", [](Full& f) -> std::size_t& { return f.map.struct_size; }},
+      {"options.runner", [](Full& f) -> std::size_t& { return f.runner.struct_size; }},
       {"weights", [](Full& f) -> std::size_t& { return f.weights.struct_size; }},
       {"weights.w13", [](Full& f) -> std::size_t& { return f.w13_gate.struct_size; }},
       {"weights.w13.scales", [](Full& f) -> std::size_t& { return f.scales.struct_size; }},
@@ -208,6 +226,21 @@ TEST(CApiArguments, OlderStructsTakeDefaults) {
   layer.config.struct_size -= 8;  // without top_k
   fusedmoe_plan* none = nullptr;
   EXPECT_TRUE(refused(layer.create(&none), "config.struct_size: expected at least 40, got 32"));
+}
+
+TEST(CApiArguments, OptionsOfBeforeTheRunner) {
+  static_assert(sizeof(void*) != 8 || offsetof(fusedmoe_plan_options, runner) == 72);
+  Layer layer;
+  layer.options.struct_size = offsetof(fusedmoe_plan_options, runner);
+  layer.options.runner = reinterpret_cast<const fusedmoe_thread_runner*>(0x10);  // not ours
+  layer.options.counters = 1;  // the last field that such a caller has
+  const PlanPtr plan = make_plan(layer);
+  ASSERT_NE(plan, nullptr) << fusedmoe_last_error();
+  ASSERT_EQ(outcome(layer.apply(plan.get())), "");
+  EXPECT_EQ(layer.output_data, layer.cpp_apply());
+  std::uint64_t calls = 0;
+  ASSERT_EQ(fusedmoe_plan_counters(plan.get(), &calls, nullptr, nullptr, 0), FUSEDMOE_OK);
+  EXPECT_EQ(calls, 1U);
 }
 
 TEST(CApiArguments, NewerStructsNeedAZeroTail) {

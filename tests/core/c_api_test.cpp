@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "c_api_layer.h"
@@ -431,6 +432,70 @@ TEST(CApi, RunnerOfTheCaller) {
   EXPECT_EQ(outcome(layer.apply(plan.get(), nullptr, &context)),
             "internal: an exception of an unknown type");
   ASSERT_EQ(outcome(layer.apply(plan.get())), "");
+  EXPECT_EQ(layer.output_data, expected);
+}
+
+TEST(CApi, RunnerOfThePlan) {
+  Layer layer(1, 2000);  // enough work for two threads
+  const std::vector<std::uint16_t> expected = layer.cpp_apply();
+  struct Engine {
+    int runs = 0;
+    bool broken = false;
+  };
+  Engine engine, of_call;
+  fusedmoe_thread_runner runner;
+  fusedmoe_thread_runner_init(&runner);
+  runner.self = &engine;
+  runner.num_threads = 3;
+  runner.run = [](void* self, int count, void (*body)(void*, int), void* argument) {
+    auto& caller = *static_cast<Engine*>(self);
+    ++caller.runs;
+    if (caller.broken) throw std::runtime_error("no room");
+    for (int i = count - 1; i >= 0; --i) body(argument, i);
+  };
+  const auto runs = [&](fusedmoe_status status) {  // since it was asked last, by what succeeded
+    EXPECT_EQ(outcome(status), "");
+    return std::exchange(engine.runs, 0);
+  };
+  layer.options.max_threads = 0;
+  layer.options.runner = &runner;
+  std::int64_t bytes = 0;
+  EXPECT_EQ(runs(fusedmoe_packed_weights_size(&layer.config, &layer.weights, &layer.options, &bytes,
+                                              nullptr)),
+            0);
+  fusedmoe_plan* made = nullptr;
+  EXPECT_GT(runs(layer.create(&made)), 0);
+  const PlanPtr plan(made);
+  std::int32_t threads = 0;
+  ASSERT_EQ(fusedmoe_plan_num_threads(made, &threads), FUSEDMOE_OK);
+  EXPECT_EQ(threads, 3);
+  fusedmoe_thread_runner context_runner = runner;
+  runner.run = nullptr;  // the plan has a copy
+  EXPECT_GT(runs(fusedmoe_plan_refresh(made, &layer.weights, FUSEDMOE_REFRESH_WAIT)), 0);
+  EXPECT_GT(runs(layer.apply(made)), 0);
+  EXPECT_EQ(layer.output_data, expected);
+
+  context_runner.self = &of_call;
+  fusedmoe_apply_context context;
+  fusedmoe_apply_context_init(&context);
+  context.runner = &context_runner;
+  EXPECT_EQ(runs(layer.apply(made, nullptr, &context)), 0);
+  EXPECT_GT(of_call.runs, 0);
+  EXPECT_EQ(layer.output_data, expected);
+
+  // A runner that throws, against its contract: a status, and no half-packed weights are used.
+  engine.broken = true;
+  EXPECT_EQ(outcome(fusedmoe_plan_refresh(made, &layer.weights, FUSEDMOE_REFRESH_WAIT)),
+            "internal: no room");
+  EXPECT_EQ(layer.apply(made, nullptr, &context), FUSEDMOE_ERROR_STALE_WEIGHTS);
+  context_runner.self = &engine;
+  layer.options.runner = &context_runner;
+  fusedmoe_plan* none = made;
+  EXPECT_EQ(outcome(layer.create(&none)), "internal: no room");
+  EXPECT_EQ(none, nullptr);
+  engine = {};
+  EXPECT_GT(runs(fusedmoe_plan_refresh(made, &layer.weights, FUSEDMOE_REFRESH_WAIT)), 0);
+  EXPECT_GT(runs(layer.apply(made)), 0);
   EXPECT_EQ(layer.output_data, expected);
 }
 

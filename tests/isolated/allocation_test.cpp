@@ -239,6 +239,13 @@ TEST(ContractMemory, M1_NeitherDoesAPlanWithVersionMapOrZeroExperts) {
   }
 }
 
+TEST(ContractMemory, M1_NeitherDoesAPlanWithARunnerOfItsOwn) {
+  StandingGang gang;
+  PlanOptions options;
+  options.runner = gang.view();
+  expect_apply_allocates_nothing(Layer(), options);
+}
+
 TEST(ContractMemory, M1_RoutingAllocatesNothing) {
   constexpr std::int64_t kTokens = 9;
   for (const std::int64_t experts : {64, 1536}) {  // 1536: more than any table on the stack

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -18,7 +17,7 @@ namespace fusedmoe::test {
 
 // Fork-join. Sequential: in descending order on the caller's thread, which deadlocks as soon as
 // one body waits for another. Otherwise each body on a thread of its own; with `gang` that is
-// promised.
+// promised. Any number of threads may run it at once.
 class TestRunner {
  public:
   enum class Kind { sequential, threads, gang };
@@ -42,7 +41,9 @@ class TestRunner {
  protected:
   virtual void run(int count, void (*body)(void*, int), void* argument) {
     ++runs_;
-    most_bodies_ = std::max(most_bodies_, count);
+    for (int most = most_bodies_; most < count;) {
+      if (most_bodies_.compare_exchange_weak(most, count)) break;
+    }
     if (kind_ == Kind::sequential) {
       for (int i = count - 1; i >= 0; --i) body(argument, i);
       return;
@@ -56,8 +57,8 @@ class TestRunner {
  private:
   ThreadRunner view_;
   Kind kind_;
-  int runs_ = 0;
-  int most_bodies_ = 0;
+  std::atomic<int> runs_ = 0;
+  std::atomic<int> most_bodies_ = 0;
 };
 
 // The first run waits until open(): the call is then known to be in the middle of its work.

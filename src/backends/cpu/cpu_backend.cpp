@@ -98,9 +98,9 @@ class CpuBackend final : public Backend {
 
   std::unique_ptr<BackendPlan> create(const PlanSpec& spec,
                                       const ExpertWeights& weights) const override {
-    const int threads =
-        spec.options.max_threads > 0 ? spec.options.max_threads : available_threads();
-    ThreadPool::instance().ensure(threads);
+    int threads = spec.options.max_threads;
+    if (threads == 0) threads = spec.runner ? spec.runner->num_threads : available_threads();
+    if (!spec.runner) ThreadPool::instance().ensure(threads);
     return std::make_unique<CpuPlan>(spec, weights, choose_kernels(spec, weights), threads);
   }
 

@@ -49,6 +49,14 @@ void check_map(std::span<const std::int32_t> map, std::int64_t num_experts, std:
   if (found != num_local) refuse(std::to_string(found) + " local experts");
 }
 
+// Where a plan's threads come from and what limits their number.
+std::string threads_reason(const PlanSpec& spec) {
+  const bool capped = spec.options.max_threads > 0;
+  if (!spec.runner) return capped ? "options.max_threads" : thread_limit_reason();
+  if (!capped) return "options.runner";
+  return "options.max_threads; options.runner has " + std::to_string(spec.runner->num_threads);
+}
+
 }  // namespace
 
 CpuPlan::CpuPlan(const PlanSpec& spec, const ExpertWeights& weights, const KernelChoice& kernels,
@@ -60,8 +68,7 @@ CpuPlan::CpuPlan(const PlanSpec& spec, const ExpertWeights& weights, const Kerne
       w2_bias_(!weights.w2_bias.empty()),
       threads_(threads),
       isa_reason_(isa_reason(spec.options.isa)),
-      threads_reason_(spec.options.max_threads > 0 ? "options.max_threads"
-                                                   : thread_limit_reason()) {
+      threads_reason_(threads_reason(spec)) {
   const int nodes = static_cast<int>(numa_nodes().size());
   PackedLayout layout(spec, weights, kernels, nodes);
   if (spec.options.weight_storage != fusedmoe::WeightStorage::borrowed) {
@@ -148,7 +155,7 @@ void CpuPlan::write_weights(const ExpertWeights& weights,
 void CpuPlan::pack(const ExpertWeights& weights, std::span<const std::int64_t> locals) const {
   const std::int64_t panels = layer_.layout.w13.count + layer_.layout.w2.count;
   const std::int64_t total = panels * static_cast<std::int64_t>(locals.size());
-  const Team team(nullptr, threads_);
+  const Team team(runner(), threads_);
   team.run(team.size(), [&](int thread) {
     const std::int64_t end = total * (thread + 1) / team.size();
     for (std::int64_t i = total * thread / team.size(); i < end; ++i) {
@@ -191,13 +198,7 @@ void CpuPlan::check_call(const ApplyCall& call) const {
                 "context.queue: expected null for a plan on the CPU, got a stream or queue; pass "
                 "context.runner to bring threads");
   }
-  if (call.runner != nullptr && (call.runner->run == nullptr || call.runner->num_threads < 1)) {
-    throw Error(ErrorCode::invalid_argument,
-                std::string("context.runner: expected a function and num_threads >= 1, got ") +
-                    (call.runner->run == nullptr ? "a null function"
-                                                 : std::to_string(call.runner->num_threads)) +
-                    "; fill both, or pass no runner");
-  }
+  if (call.runner != nullptr) check_runner("context.runner", *call.runner);
   if (const auto bad = routing::find_bad_id(call.topk_ids, spec_.config.num_experts)) {
     throw Error(ErrorCode::invalid_argument,
                 "topk_ids: expected -1 or an id below num_experts=" +
@@ -254,7 +255,7 @@ CallState CpuPlan::permute(const ApplyCall& call) const {
 
 void CpuPlan::apply(const ApplyCall& call) const {
   const CallState state = permute(call);
-  const Team team(call.runner, threads_);
+  const Team team(call.runner != nullptr ? call.runner : runner(), threads_);
   const int threads = useful_threads(layer_, state, team.size());
   if (team.gang()) {
     Barrier barrier(threads);

@@ -33,6 +33,8 @@ class CpuPlan final : public BackendPlan {
   void reset_counters() override;
 
  private:
+  // The plan's own runner, or null for the pool. Whoever calls shares it: nothing ever writes it.
+  const ThreadRunner* runner() const { return spec_.runner ? &*spec_.runner : nullptr; }
   CallState permute(const ApplyCall& call) const;
   // Experts 0 .. locals.size() of `weights` into those local ids.
   void pack(const ExpertWeights& weights, std::span<const std::int64_t> locals) const;

@@ -1,5 +1,5 @@
-// The library's own threads, one team for the process: started when a plan is created, parked
-// between calls. An engine that brings its own runner never touches them.
+// The library's own threads, one team for the process: started when a plan without a runner is
+// created, parked between calls. A plan with a runner in its options never touches them.
 #pragma once
 
 #include <atomic>
