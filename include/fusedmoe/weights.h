@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <span>
 
 #include "fusedmoe/export.h"
 #include "fusedmoe/tensor.h"
@@ -99,5 +100,16 @@ struct ExpertWeights {
   // FusedMoe::weights_version().
   const std::atomic<std::uint64_t>* version = nullptr;
 };
+
+// The experts of one rank out of weights that hold all: what a plan of that map takes. Yields one
+// expert at a time by local id, as views; nothing is copied.
+//
+//   all         whole stacks, or a source that takes global ids; must outlive the result
+//   expert_map  [num_experts], local id or -1: ExpertMap::resolve gives it
+//
+// Throws invalid_argument for a map of another length than the stacks, and for local ids that are
+// not 0..n-1, each once.
+FUSEDMOE_EXPORT ExpertWeights local_experts(const ExpertWeights& all,
+                                            std::span<const std::int32_t> expert_map);
 
 }  // namespace fusedmoe

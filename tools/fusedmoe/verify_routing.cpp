@@ -6,13 +6,11 @@
 #include <map>
 
 #include "checked_memory.h"
+#include "checkpoint/layer_routing.h"
 #include "reference/reference_moe.h"
 
 namespace fusedmoe::tool {
 namespace {
-
-using checkpoint::EpsilonRule;
-using checkpoint::RouterKind;
 
 // Routing is fp32 on both sides: a few units in the last place of a sum over the experts.
 constexpr double kWeightTolerance = 4e-6;
@@ -60,49 +58,11 @@ const char* to_string(RoutingCheck check) noexcept {
   return "unknown";
 }
 
-std::optional<RoutingConfig> routing_config(const checkpoint::MoeLayer& layer) {
-  const checkpoint::RouterSpec& spec = layer.router;
-  RoutingConfig config;
-  switch (spec.kind) {
-    case RouterKind::softmax_topk:
-    case RouterKind::softmax_bias:
-      config.score_function = ScoreFunction::softmax;
-      break;
-    case RouterKind::softmax_grouped:
-      config.score_function = ScoreFunction::softmax;
-      config.group_score = GroupScore::best;
-      break;
-    case RouterKind::topk_softmax:
-      config.score_function = ScoreFunction::softmax_of_chosen;
-      break;
-    case RouterKind::topk_sigmoid:
-    case RouterKind::sigmoid_bias:
-    case RouterKind::sigmoid_bias_grouped:
-      config.score_function = ScoreFunction::sigmoid;
-      break;
-    case RouterKind::softmax_p_norm:
-    case RouterKind::sparsemixer:
-      return std::nullopt;
-  }
-  config.top_k = layer.config.top_k;
-  config.selection_bias = layer.router_selection_bias;
-  if (spec.renormalize) {
-    config.renormalise = spec.epsilon_rule == EpsilonRule::none  ? Renormalise::sum
-                         : spec.epsilon_rule == EpsilonRule::add ? Renormalise::sum_epsilon
-                                                                 : Renormalise::max_sum_epsilon;
-    if (spec.epsilon > 0) config.epsilon = static_cast<float>(spec.epsilon);
-  }
-  config.num_groups = spec.n_group;
-  config.topk_group = spec.topk_group;
-  config.scaling_factor = static_cast<float>(spec.scaling);
-  return config;
-}
-
 RoutingResult check_routing(const checkpoint::MoeLayer& layer, const checkpoint::Golden& golden) {
   if (golden.router_logits.empty()) {
     return {RoutingCheck::not_checked, "the golden has no router_logits"};
   }
-  const std::optional<RoutingConfig> config = routing_config(layer);
+  const std::optional<RoutingConfig> config = checkpoint::routing_config(layer);
   if (!config) {
     return {RoutingCheck::not_checked, fmt::format("a router of kind {} is the caller's",
                                                    checkpoint::to_string(layer.router.kind))};

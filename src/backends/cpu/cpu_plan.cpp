@@ -54,7 +54,7 @@ std::string threads_reason(const PlanSpec& spec) {
   const bool capped = spec.options.max_threads > 0;
   if (!spec.runner) return capped ? "options.max_threads" : thread_limit_reason();
   if (!capped) return "options.runner";
-  return "options.max_threads; options.runner has " + std::to_string(spec.runner->num_threads);
+  return "options.max_threads, on options.runner";
 }
 
 }  // namespace

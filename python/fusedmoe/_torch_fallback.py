@@ -1,0 +1,142 @@
+"""The operators of fusedmoe.torch in Python, for installations without libfusedmoe_torch.so.
+
+The same schemas and the same behaviour as python/src/torch_op; calls cost some microseconds more
+and run on the library's own threads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from typing import Any
+
+import torch
+
+from . import _core
+from .errors import InvalidArgument, StaleWeights
+
+_ROLES = ("w13", "w13_up", "w2", "w13_bias", "w2_bias")
+_SHARED = "Tensor(a!) output, Tensor hidden, Tensor topk_weights, Tensor topk_ids, "
+
+_library = torch.library.Library("fusedmoe", "DEF")
+_library.define(f"apply({_SHARED}Tensor(b!)? workspace, int plan) -> ()")
+_library.define(f"apply_weights({_SHARED}Tensor(b!)? workspace, Tensor[] weights, int plan) -> ()")
+_library.define(f"apply_lent({_SHARED}Tensor(b!)? workspace13, Tensor(c!)? workspace2, "
+                "Tensor? expert_map, int plan) -> ()")
+
+
+def _fingerprint(tensor: torch.Tensor, contents: bool) -> tuple[Any, ...]:
+    version = tensor._version if contents and not tensor.is_inference() else None
+    return (tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.data_ptr(), version)
+
+
+class _Record:
+    def __init__(self, plan: _core.FusedMoe, refresh: bool, contents: bool) -> None:
+        self.plan, self.refreshes, self.contents = plan, refresh, contents
+        self.lock = threading.Lock()
+        self.weights: Any = None
+        # One object, so that readers need no lock: tensors, roles, prints, what is only held.
+        self.seen: tuple[list[torch.Tensor], list[int], list[tuple[Any, ...]], list[Any]] = (
+            [], [], [], [])
+
+    def watch(self, weights: Any, tensors: list[torch.Tensor], roles: list[int],
+              refresh: bool) -> None:
+        with self.lock:
+            watched = [t for t, role in zip(tensors, roles) if role < len(_ROLES)]
+            kept = [t for t, role in zip(tensors, roles) if role >= len(_ROLES)]
+            prints = [_fingerprint(t, self.contents) for t in watched]
+            if refresh:
+                self.plan.refresh(weights)
+            self.weights = weights
+            self.seen = watched, roles[:len(watched)], prints, kept
+
+    def check(self, given: list[torch.Tensor]) -> None:
+        tensors, _, prints, _ = self.seen
+        if given and len(given) != len(tensors):
+            raise InvalidArgument(
+                f"weights: expected the {len(tensors)} tensors that the plan was made from, got "
+                f"{len(given)}; pass them in the order of registration")
+        if [_fingerprint(t, self.contents) for t in given or tensors] == prints:
+            return
+        if not self.refreshes:
+            raise StaleWeights(
+                "weights: expected the tensors that the plan was made from, unchanged, got others "
+                "or changed ones; call refresh(), or build the plan with on_stale='refresh'")
+        tensors, roles, prints, kept = self.seen
+        now = list(given or tensors)
+        if [_fingerprint(t, False)[:4] for t in now] != [p[:4] for p in prints]:
+            raise StaleWeights(
+                "weights: expected tensors of the shapes, dtypes and device that the plan was made "
+                "from, got others; build another plan for them")
+        changed = {}
+        for role, tensor in zip(roles, now):
+            old = getattr(self.weights, _ROLES[role])
+            changed[_ROLES[role]] = (dataclasses.replace(old, data=tensor)
+                                     if isinstance(old, _weight_tensor()) else tensor)
+        self.watch(dataclasses.replace(self.weights, **changed), now + kept,
+                   roles + [len(_ROLES)] * len(kept), True)
+
+
+def _weight_tensor() -> type:
+    from .config import WeightTensor
+    return WeightTensor
+
+
+_records: dict[int, _Record] = {}
+_numbers = itertools.count(1)
+
+
+def _find(handle: int) -> _Record:
+    record = _records.get(handle)
+    if record is None:
+        raise InvalidArgument(f"plan: expected the handle of a living plan, got {handle}; keep the "
+                              "fusedmoe.torch.FusedMoe that it came from")
+    return record
+
+
+def _apply(output, hidden, topk_weights, topk_ids, workspace, plan) -> None:
+    record = _find(plan)
+    record.check([])
+    record.plan.apply(output, hidden, topk_weights, topk_ids, workspace)
+
+
+def _apply_weights(output, hidden, topk_weights, topk_ids, workspace, weights, plan) -> None:
+    record = _find(plan)
+    record.check(weights)
+    record.plan.apply(output, hidden, topk_weights, topk_ids, workspace)
+
+
+def _apply_lent(output, hidden, topk_weights, topk_ids, workspace13, workspace2, expert_map,
+                plan) -> None:
+    record = _find(plan)
+    record.check([])
+    record.plan.apply(output, hidden, topk_weights, topk_ids, workspace2, workspace13=workspace13,
+                      expert_map=expert_map)
+
+
+for _name, _function in (("apply", _apply), ("apply_weights", _apply_weights),
+                         ("apply_lent", _apply_lent)):
+    _library.impl(_name, _function, "CPU")
+
+
+class Operators:
+    """What fusedmoe.torch asks of its operators, besides calling them."""
+
+    def register(self, plan: _core.FusedMoe, refresh: bool, contents: bool) -> int:
+        handle = next(_numbers)
+        _records[handle] = _Record(plan, refresh, contents)
+        return handle
+
+    def unregister(self, handle: int) -> None:
+        _records.pop(handle, None)
+
+    def watch(self, handle: int, weights: Any, tensors: list[torch.Tensor], roles: list[int],
+              refresh: bool) -> None:
+        _find(handle).watch(weights, tensors, roles, refresh)
+
+    def check(self, handle: int) -> None:
+        _find(handle).check([])
+
+    def thread_runner(self) -> int:
+        return 0

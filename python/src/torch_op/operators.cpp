@@ -1,0 +1,178 @@
+// The operators torch.ops.fusedmoe.*, through PyTorch's stable ABI: built against one version of
+// torch, they load into later ones. fusedmoe/_torch_fallback.py has the same operators in Python.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fusedmoe/error.h"
+#include "fusedmoe/execution.h"
+#include "native_plan.h"
+#include "torch_op/plan_record.h"
+#include "torch_op/tensor_view.h"
+
+namespace fusedmoe::torch_op {
+namespace {
+
+// The process's own threads, however they are pinned.
+void run_on_torch(void* /*self*/, int count, void (*body)(void* argument, int index),
+                  void* argument) {
+  torch::stable::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) body(argument, static_cast<int>(i));
+  });
+}
+
+// Not a gang: inside another parallel region OpenMP gives fewer threads than there are bodies.
+ThreadRunner torch_runner(int num_threads) { return {&run_on_torch, nullptr, num_threads, false}; }
+
+// PyTorch knows no error codes: the name of the code goes in front of the message, and
+// fusedmoe.torch makes the exception of it again.
+template <class Body>
+auto with_codes(const Body& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    throw std::runtime_error(std::string("fusedmoe.") + to_string(error.code()) + ": " +
+                             error.what());
+  }
+}
+
+struct Call {
+  const Tensor& output;
+  const Tensor& hidden;
+  const Tensor& topk_weights;
+  const Tensor& topk_ids;
+};
+
+void run(const PlanRecord& record, const Call& call, const Workspace& workspace,
+         const std::optional<Tensor>& expert_map) {
+  const ThreadRunner runner = torch_runner(static_cast<int>(torch::stable::get_num_threads()));
+  ApplyContext context;
+  context.runner = &runner;
+  if (expert_map) {
+    const std::span<std::byte> bytes = to_bytes("expert_map", *expert_map);
+    if (expert_map->dim() != 1 || expert_map->element_size() != sizeof(std::int32_t)) {
+      throw Error(ErrorCode::invalid_argument,
+                  "expert_map: expected int32 [num_experts], got another dtype or shape; cast it");
+    }
+    context.expert_map = {reinterpret_cast<const std::int32_t*>(bytes.data()),
+                          bytes.size() / sizeof(std::int32_t)};
+  }
+  record.plan().apply(to_matrix("output", call.output), to_matrix("hidden", call.hidden),
+                      to_matrix("topk_weights", call.topk_weights),
+                      to_matrix("topk_ids", call.topk_ids), workspace, context);
+}
+
+Workspace to_workspace(const std::optional<Tensor>& workspace) {
+  return workspace ? Workspace(to_bytes("workspace", *workspace)) : Workspace();
+}
+
+void apply(const Tensor& output, const Tensor& hidden, const Tensor& topk_weights,
+           const Tensor& topk_ids, const std::optional<Tensor>& workspace, std::int64_t plan) {
+  with_codes([&] {
+    const std::shared_ptr<PlanRecord> record = find_record(plan);
+    record->check({});
+    run(*record, {output, hidden, topk_weights, topk_ids}, to_workspace(workspace), std::nullopt);
+  });
+}
+
+void apply_weights(const Tensor& output, const Tensor& hidden, const Tensor& topk_weights,
+                   const Tensor& topk_ids, const std::optional<Tensor>& workspace,
+                   const std::vector<Tensor>& weights, std::int64_t plan) {
+  with_codes([&] {
+    const std::shared_ptr<PlanRecord> record = find_record(plan);
+    record->check(weights);
+    run(*record, {output, hidden, topk_weights, topk_ids}, to_workspace(workspace), std::nullopt);
+  });
+}
+
+void apply_lent(const Tensor& output, const Tensor& hidden, const Tensor& topk_weights,
+                const Tensor& topk_ids, const std::optional<Tensor>& workspace13,
+                const std::optional<Tensor>& workspace2, const std::optional<Tensor>& expert_map,
+                std::int64_t plan) {
+  with_codes([&] {
+    const std::shared_ptr<PlanRecord> record = find_record(plan);
+    record->check({});
+    Workspace workspace = to_workspace(workspace2);
+    if (workspace13) {
+      const std::span<std::byte> first = to_bytes("workspace13", *workspace13);
+      workspace = workspace2 ? Workspace(first, workspace.workspace2) : Workspace(first);
+    }
+    run(*record, {output, hidden, topk_weights, topk_ids}, workspace, expert_map);
+  });
+}
+
+// --- What only fusedmoe.torch calls -----------------------------------------------------------
+
+std::int64_t register_plan(std::int64_t native_plan, bool refresh, bool contents) {
+  const auto& native = *reinterpret_cast<const python::NativePlan*>(native_plan);
+  return add_record(std::make_shared<PlanRecord>(
+      native.plan, refresh ? StalePolicy::refresh : StalePolicy::raise, contents));
+}
+
+void unregister_plan(std::int64_t plan) { remove_record(plan); }
+
+// native_weights: address of an ExpertWeights.
+void watch(std::int64_t plan, std::int64_t native_weights, std::vector<Tensor> tensors,
+           std::vector<std::int64_t> roles, bool refresh) {
+  with_codes([&] {
+    find_record(plan)->watch(*reinterpret_cast<const ExpertWeights*>(native_weights),
+                             std::move(tensors), roles, refresh);
+  });
+}
+
+void check(std::int64_t plan) {
+  with_codes([&] { find_record(plan)->check({}); });
+}
+
+constexpr int kMostThreads = 4096;  // that a plan takes
+
+// For plans, which cap the number of threads themselves.
+std::int64_t thread_runner() {
+  static const ThreadRunner runner = torch_runner(kMostThreads);
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(&runner));
+}
+
+}  // namespace
+}  // namespace fusedmoe::torch_op
+
+STABLE_TORCH_LIBRARY(fusedmoe, library) {
+  library.def(
+      "apply(Tensor(a!) output, Tensor hidden, Tensor topk_weights, Tensor topk_ids, "
+      "Tensor(b!)? workspace, int plan) -> ()");
+  library.def(
+      "apply_weights(Tensor(a!) output, Tensor hidden, Tensor topk_weights, Tensor topk_ids, "
+      "Tensor(b!)? workspace, Tensor[] weights, int plan) -> ()");
+  library.def(
+      "apply_lent(Tensor(a!) output, Tensor hidden, Tensor topk_weights, Tensor topk_ids, "
+      "Tensor(b!)? workspace13, Tensor(c!)? workspace2, Tensor? expert_map, int plan) -> ()");
+  library.def("_register(int native_plan, bool refresh, bool contents) -> int");
+  library.def("_unregister(int plan) -> ()");
+  library.def(
+      "_watch(int plan, int native_weights, Tensor[] tensors, int[] roles, bool refresh) -> ()");
+  library.def("_check(int plan) -> ()");
+  library.def("_thread_runner() -> int");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(fusedmoe, CPU, library) {
+  library.impl("apply", TORCH_BOX(&fusedmoe::torch_op::apply));
+  library.impl("apply_weights", TORCH_BOX(&fusedmoe::torch_op::apply_weights));
+  library.impl("apply_lent", TORCH_BOX(&fusedmoe::torch_op::apply_lent));
+}
+
+// Without tensors to choose a device by.
+STABLE_TORCH_LIBRARY_IMPL(fusedmoe, CompositeExplicitAutograd, library) {
+  library.impl("_register", TORCH_BOX(&fusedmoe::torch_op::register_plan));
+  library.impl("_unregister", TORCH_BOX(&fusedmoe::torch_op::unregister_plan));
+  library.impl("_watch", TORCH_BOX(&fusedmoe::torch_op::watch));
+  library.impl("_check", TORCH_BOX(&fusedmoe::torch_op::check));
+  library.impl("_thread_runner", TORCH_BOX(&fusedmoe::torch_op::thread_runner));
+}

@@ -1,0 +1,157 @@
+#include "torch_op/plan_record.h"
+
+#include <pthread.h>
+
+#include <mutex>
+#include <new>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "fusedmoe/error.h"
+
+namespace fusedmoe::torch_op {
+namespace {
+
+// One lock for the table and for what records have seen: readers in each call, writers when plans
+// come, go or are refreshed. A fork waits for writers, and leaves the child an open lock.
+struct Table {
+  std::shared_mutex mutex;
+  std::unordered_map<std::int64_t, std::shared_ptr<PlanRecord>> records;
+  std::int64_t last = 0;
+};
+
+Table& table() {
+  static Table* const kept = [] {  // never destroyed: calls may come while the process exits
+    static Table* made = new Table;
+    pthread_atfork([] { made->mutex.lock(); }, [] { made->mutex.unlock(); },
+                   [] { new (&made->mutex) std::shared_mutex; });
+    return made;
+  }();
+  return *kept;
+}
+
+}  // namespace
+
+std::int64_t add_record(std::shared_ptr<PlanRecord> record) {
+  Table& all = table();
+  const std::unique_lock lock(all.mutex);
+  all.records.emplace(++all.last, std::move(record));
+  return all.last;
+}
+
+void remove_record(std::int64_t number) {
+  std::shared_ptr<PlanRecord> last;  // destroyed outside of the lock
+  Table& all = table();
+  const std::unique_lock lock(all.mutex);
+  const auto found = all.records.find(number);
+  if (found == all.records.end()) return;
+  last = std::move(found->second);
+  all.records.erase(found);
+}
+
+std::shared_ptr<PlanRecord> find_record(std::int64_t number) {
+  Table& all = table();
+  const std::shared_lock lock(all.mutex);
+  const auto found = all.records.find(number);
+  if (found != all.records.end()) return found->second;
+  throw Error(ErrorCode::invalid_argument,
+              "plan: expected the handle of a living plan, got " + std::to_string(number) +
+                  "; keep the fusedmoe.torch.FusedMoe that it came from");
+}
+
+void PlanRecord::watch(const ExpertWeights& weights, std::vector<Tensor> tensors,
+                       const std::vector<std::int64_t>& roles, bool refresh) {
+  if (tensors.size() != roles.size()) {
+    throw Error(ErrorCode::invalid_argument, "roles: expected one for each of " +
+                                                 std::to_string(tensors.size()) + " tensors, got " +
+                                                 std::to_string(roles.size()) + "; give as many");
+  }
+  std::vector<Role> new_roles;
+  std::vector<Tensor> watched, kept;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto role = static_cast<Role>(roles[i]);
+    if (role != Role::kept) new_roles.push_back(role);
+    (role == Role::kept ? kept : watched).push_back(std::move(tensors[i]));
+  }
+  const std::unique_lock lock(table().mutex);
+  // Before they are read: a change while they are read is a change not seen.
+  std::vector<Fingerprint> prints;
+  for (const Tensor& tensor : watched) prints.push_back(Fingerprint::of(tensor));
+  if (refresh) plan_->refresh(weights);
+  weights_ = weights;
+  roles_ = std::move(new_roles);
+  watched_.swap(watched);  // the old ones are destroyed after the lock is open again
+  kept_.swap(kept);
+  prints_ = std::move(prints);
+}
+
+bool PlanRecord::fresh(std::span<const Tensor> given) const {
+  for (std::size_t i = 0; i < watched_.size(); ++i) {
+    const Tensor& now = given.empty() ? watched_[i] : given[i];
+    if (!prints_[i].fits(now, contents_)) return false;
+  }
+  return true;
+}
+
+void PlanRecord::check(std::span<const Tensor> given) {
+  {
+    const std::shared_lock lock(table().mutex);
+    if (!given.empty() && given.size() != watched_.size()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "weights: expected the " + std::to_string(watched_.size()) +
+                      " tensors that the plan was made from, got " + std::to_string(given.size()) +
+                      "; pass them in the order of weights_list()");
+    }
+    if (fresh(given)) return;
+  }
+  if (on_stale_ == StalePolicy::raise) {
+    throw Error(ErrorCode::stale_weights,
+                "weights: expected the tensors that the plan was made from, unchanged, got others "
+                "or changed ones; call refresh(), or build the plan with on_stale='refresh'");
+  }
+  const std::unique_lock lock(table().mutex);
+  if (!fresh(given)) refresh(given);
+}
+
+void PlanRecord::refresh(std::span<const Tensor> given) {
+  std::vector<Tensor> tensors = watched_;
+  if (!given.empty()) tensors.assign(given.begin(), given.end());
+  std::vector<Fingerprint> prints;
+  ExpertWeights weights = weights_;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    prints.push_back(Fingerprint::of(tensors[i]));
+    if (!prints[i].same_shape(prints_[i])) {
+      throw Error(ErrorCode::stale_weights,
+                  "weights: expected tensors of the shapes, dtypes and device that the plan was "
+                  "made from, got others; build another plan for them");
+    }
+    const void* data = tensors[i].data_ptr();
+    switch (roles_[i]) {
+      case Role::w13:
+        weights.w13.data = data;
+        break;
+      case Role::w13_up:
+        weights.w13_up.data = data;
+        break;
+      case Role::w2:
+        weights.w2.data = data;
+        break;
+      case Role::w13_bias:
+        weights.w13_bias.data = data;
+        break;
+      case Role::w2_bias:
+        weights.w2_bias.data = data;
+        break;
+      case Role::kept:
+        break;
+    }
+  }
+  plan_->refresh(weights);
+  weights_ = std::move(weights);
+  watched_.swap(tensors);
+  prints_ = std::move(prints);
+}
+
+}  // namespace fusedmoe::torch_op

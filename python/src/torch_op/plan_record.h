@@ -1,0 +1,58 @@
+// What an operator's `plan` number stands for: a plan, and the tensors that it was made from, which
+// are held and watched.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "fusedmoe/fused_moe.h"
+#include "torch_op/tensor_view.h"
+
+namespace fusedmoe::torch_op {
+
+// Which tensor of ExpertWeights a watched one is; fusedmoe/torch.py counts the same way.
+enum class Role : std::int64_t { w13 = 0, w13_up, w2, w13_bias, w2_bias, kept };
+
+class PlanRecord {
+ public:
+  // `contents`: whether in-place changes matter (packed weights), or only where they lie
+  // (borrowed).
+  PlanRecord(std::shared_ptr<FusedMoe> plan, StalePolicy on_stale, bool contents)
+      : plan_(std::move(plan)), on_stale_(on_stale), contents_(contents) {}
+
+  const FusedMoe& plan() const noexcept { return *plan_; }
+
+  // From now on holds and watches these instead: tensors[i] is roles[i] of `weights`, which the
+  // plan has read; those of Role::kept are held only. With `refresh` the plan reads them first.
+  void watch(const ExpertWeights& weights, std::vector<Tensor> tensors,
+             const std::vector<std::int64_t>& roles, bool refresh);
+
+  // Compares what the plan has read with the watched tensors as they are now or, when `given` is
+  // not empty, with those, in the order of watch(). On a difference throws stale_weights, or
+  // refreshes, as the policy says. Safe from any thread.
+  void check(std::span<const Tensor> given);
+
+ private:
+  bool fresh(std::span<const Tensor> given) const;
+  void refresh(std::span<const Tensor> given);
+
+  const std::shared_ptr<FusedMoe> plan_;
+  const StalePolicy on_stale_;
+  const bool contents_;
+  ExpertWeights weights_ = {};  // shapes and layouts, and addresses as of the last refresh
+  std::vector<Role> roles_ = {};
+  std::vector<Tensor> watched_ = {};
+  std::vector<Fingerprint> prints_ = {};
+  std::vector<Tensor> kept_ = {};
+};
+
+// Numbers of living records, from 1 on; a number is never used twice.
+std::int64_t add_record(std::shared_ptr<PlanRecord> record);
+void remove_record(std::int64_t number);
+// Throws Error{invalid_argument} for a number that names none.
+std::shared_ptr<PlanRecord> find_record(std::int64_t number);
+
+}  // namespace fusedmoe::torch_op
