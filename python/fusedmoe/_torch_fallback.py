@@ -111,6 +111,9 @@ def _apply_lent(output, hidden, topk_weights, topk_ids, workspace13, workspace2,
                 plan) -> None:
     record = _find(plan)
     record.check([])
+    if expert_map is not None and (expert_map.dtype != torch.int32 or expert_map.dim() != 1):
+        raise InvalidArgument("expert_map: expected int32 [num_experts], got another dtype or "
+                              "shape; cast it")
     record.plan.apply(output, hidden, topk_weights, topk_ids, workspace2, workspace13=workspace13,
                       expert_map=expert_map)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import pathlib
 import weakref
 from typing import Any
@@ -58,16 +59,25 @@ class _CppOperators:
 
 
 def _load_operators() -> tuple[Any, str]:
+    """FUSEDMOE_TORCH_OPERATOR=cpp or python insists on one; by default C++ where it loads."""
+    wanted = os.environ.get("FUSEDMOE_TORCH_OPERATOR", "")
+    if wanted not in ("", "cpp", "python"):
+        raise InvalidArgument("FUSEDMOE_TORCH_OPERATOR: expected python, cpp or nothing, got "
+                              f"{wanted!r}; spell it so")
     library = pathlib.Path(__file__).with_name("libfusedmoe_torch.so")
-    if library.is_file():
+    if wanted == "python":
+        reason = "FUSEDMOE_TORCH_OPERATOR asks for it"
+    elif not library.is_file():
+        reason = ("the package was built without PyTorch; install torch first, then fusedmoe with "
+                  "--force-reinstall --no-cache-dir")
+    else:
         try:
             torch.ops.load_library(str(library))
             return _CppOperators(), f"C++ (stable ABI), torch {torch.__version__}"
         except (OSError, RuntimeError) as error:
             reason = f"{library.name} does not load: {str(error).splitlines()[0]}"
-    else:
-        reason = ("the package was built without PyTorch; install torch first, then fusedmoe "
-                  "with --no-build-isolation")
+    if wanted == "cpp":
+        raise ImportError(f"fusedmoe.torch: expected the operators in C++, got none: {reason}")
     from . import _torch_fallback
     return _torch_fallback.Operators(), f"Python, since {reason}"
 

@@ -149,7 +149,7 @@ Array from_torch(const char* name, nb::handle object, const Torch& torch) {
   copy_dims(name, shape, array.num_dims, array.shape);
   copy_dims(name, object.attr("stride")(), array.num_dims, array.stride);
   if (!nb::cast<bool>(object.attr("is_cpu"))) {
-    array.device = nb::cast<std::string>(nb::str(object.attr("device")));
+    array.device = to_text(object.attr("device"));
   }
   array.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));
   array.owner = nb::borrow(object);
@@ -186,14 +186,19 @@ std::optional<Array> from_extension_type(const char* name, nb::handle object, Ac
   if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "view")) return std::nullopt;
   const nb::object dtype = object.attr("dtype");
   if (!nb::hasattr(dtype, "name")) return std::nullopt;
-  const ElementName* entry = find_element(nb::cast<std::string>(nb::str(dtype.attr("name"))));
-  if (entry == nullptr || entry->bytes > 2) return std::nullopt;
+  const ElementName* entry = find_element(to_text(dtype.attr("name")));
+  if (entry == nullptr) return std::nullopt;
+  const bool extension = entry->element == Element::bf16 || entry->element == Element::fp8_e4m3 ||
+                         entry->element == Element::fp8_e5m2 || entry->element == Element::e8m0;
+  if (!extension) return std::nullopt;
   Array array = to_array(name, object.attr("view")(entry->bytes == 2 ? "uint16" : "uint8"), access);
   array.element = entry->element;
   return array;
 }
 
 }  // namespace
+
+std::string to_text(nb::handle object) { return nb::cast<std::string>(nb::str(object)); }
 
 void refuse(const std::string& name, const std::string& expected, const std::string& got,
             const std::string& remedy) {
@@ -236,7 +241,7 @@ Array to_array(const char* name, nb::handle object, Access access) {
   static const nb::handle view_type =
       nb::object(nb::module_::import_("fusedmoe.config").attr("TensorView")).release();
   if (object.type().is(view_type)) {
-    const auto dtype = nb::cast<std::string>(nb::str(object.attr("dtype")));
+    const auto dtype = to_text(object.attr("dtype"));
     const ElementName* entry = find_element(dtype);
     Array array = to_array(name, object.attr("data"), access);
     if (entry == nullptr || entry->bytes != array.element_bytes) {
@@ -255,8 +260,7 @@ Array to_array(const char* name, nb::handle object, Access access) {
   refuse(name,
          access == Access::write ? "a writable array or tensor"
                                  : "a NumPy array, a torch tensor or an object with __dlpack__",
-         nb::cast<std::string>(nb::str(object.type().attr("__name__"))),
-         "pass one, or a fusedmoe.TensorView of its bits");
+         to_text(object.type().attr("__name__")), "pass one, or a fusedmoe.TensorView of its bits");
 }
 
 MatrixView to_matrix(const char* name, const Array& array) {

@@ -68,6 +68,9 @@ MatrixView to_row(const char* name, const Array& array);
 // The bytes of a contiguous array of any type.
 std::span<std::byte> to_bytes(const char* name, const Array& array);
 
+// str(object).
+std::string to_text(nb::handle object);
+
 [[noreturn]] void refuse(const std::string& name, const std::string& expected,
                          const std::string& got, const std::string& remedy);
 

@@ -13,14 +13,12 @@
 namespace fusedmoe::python {
 namespace {
 
-std::string text_of(nb::handle object) { return nb::cast<std::string>(nb::str(object)); }
-
 std::string join(const char* first, const char* second) { return std::string(first) + second; }
 
 // The enumerator that the library spells so; its names end where to_string knows no more.
 template <class Enum>
 Enum to_enum(const std::string& name, nb::handle object) {
-  const std::string text = text_of(object);
+  const std::string text = to_text(object);
   std::string all;
   for (int i = 0;; ++i) {
     const std::string known = to_string(static_cast<Enum>(i));
@@ -35,7 +33,7 @@ Enum to_enum(const std::string& name, nb::handle object) {
 template <class Enum, std::size_t kCount>
 Enum to_enum(const std::string& name, nb::handle object,
              const std::array<const char*, kCount>& names) {
-  const std::string text = text_of(object);
+  const std::string text = to_text(object);
   std::string all;
   for (std::size_t i = 0; i < kCount; ++i) {
     if (text == names[i]) return static_cast<Enum>(i);
@@ -58,14 +56,14 @@ T number(nb::handle object, const char* owner, const char* attribute) {
 }
 
 DType to_dtype(const std::string& name, nb::handle object) {
-  std::string text = text_of(nb::hasattr(object, "name") ? object.attr("name") : object);
+  std::string text = to_text(nb::hasattr(object, "name") ? object.attr("name") : object);
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     const std::string full = to_string(dtype);
     const std::string brief = full == "float32" ? "f32" : full == "float16" ? "f16" : "bf16";
     if (text == full || text == "torch." + full || text == brief) return dtype;
   }
   if (PyType_Check(object.ptr()) != 0) {  // numpy.float32
-    text = text_of(object.attr("__name__"));
+    text = to_text(object.attr("__name__"));
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       if (text == to_string(dtype)) return dtype;
     }
@@ -275,7 +273,7 @@ std::shared_ptr<nb::object> share(nb::object object) {
 MoeConfig to_config(nb::handle object) {
   constexpr const char* kName = "config";
   if (!nb::hasattr(object, "hidden_size")) {
-    refuse(kName, "a MoeConfig", text_of(object.type().attr("__name__")), "build one");
+    refuse(kName, "a MoeConfig", to_text(object.type().attr("__name__")), "build one");
   }
   MoeConfig config;
   config.hidden_size = number<std::int64_t>(object, kName, "hidden_size");
@@ -323,10 +321,10 @@ OwnedOptions to_options(nb::handle object) {
   if (object.is_none()) return owned;
   constexpr const char* kName = "options";
   if (!nb::hasattr(object, "weight_storage")) {
-    refuse(kName, "a PlanOptions", text_of(object.type().attr("__name__")), "build one");
+    refuse(kName, "a PlanOptions", to_text(object.type().attr("__name__")), "build one");
   }
   PlanOptions& options = owned.options;
-  options.device = parse_device(text_of(object.attr("device")));
+  options.device = parse_device(to_text(object.attr("device")));
   if (const nb::object map = object.attr("expert_map"); !map.is_none()) {
     options.expert_map = nb::isinstance<ExpertMap>(map)
                              ? nb::cast<ExpertMap>(map)
@@ -336,7 +334,7 @@ OwnedOptions to_options(nb::handle object) {
   if (const nb::object invariant = object.attr("batch_invariant"); !invariant.is_none()) {
     options.batch_invariant = nb::cast<bool>(invariant);
   }
-  options.isa = text_of(object.attr("isa"));
+  options.isa = to_text(object.attr("isa"));
   options.max_threads = number<int>(object, kName, "max_threads");
   options.runner =
       reinterpret_cast<const ThreadRunner*>(number<std::uintptr_t>(object, kName, "runner"));
@@ -360,7 +358,7 @@ OwnedWeights to_weights(nb::handle object, const Device& device) {
     return owned;
   }
   if (!nb::hasattr(object, "w13_bias")) {
-    refuse("weights", "an ExpertWeights", text_of(object.type().attr("__name__")), "build one");
+    refuse("weights", "an ExpertWeights", to_text(object.type().attr("__name__")), "build one");
   }
   ExpertWeights& weights = owned.weights;
   weights.w13 = to_tensor("weights.w13", object.attr("w13"), device, owned.owners);
@@ -370,7 +368,7 @@ OwnedWeights to_weights(nb::handle object, const Device& device) {
   weights.w2_bias = to_bias("weights.w2_bias", object.attr("w2_bias"), owned.owners);
   if (const nb::object version = object.attr("version"); !version.is_none()) {
     if (!nb::isinstance<WeightsVersion>(version)) {
-      refuse("weights.version", "a WeightsVersion", text_of(version.type().attr("__name__")),
+      refuse("weights.version", "a WeightsVersion", to_text(version.type().attr("__name__")),
              "build one and bump() it after each change");
     }
     weights.version = &nb::cast<WeightsVersion&>(version).value;
@@ -399,7 +397,7 @@ OwnedWeights to_weights(nb::handle object, const Device& device) {
 OwnedRouting to_routing(nb::handle object) {
   constexpr const char* kName = "config";
   if (!nb::hasattr(object, "score_function")) {
-    refuse(kName, "a RoutingConfig", text_of(object.type().attr("__name__")), "build one");
+    refuse(kName, "a RoutingConfig", to_text(object.type().attr("__name__")), "build one");
   }
   OwnedRouting owned;
   RoutingConfig& config = owned.config;

@@ -131,7 +131,12 @@ void WeightsState::update(RefreshWait wait, const ExpertWeights* kept,
   if (needed && !needed()) return;
   const Status before = status_.load();
   if (kept != nullptr) {
-    ExpertWeights copy = *kept;  // before anything changes: copying may throw
+    ExpertWeights copy;  // before anything changes: copying may throw
+    if (policy_ == StalePolicy::refresh) {
+      copy = *kept;
+    } else {  // a source may hold what its owner wants freed
+      copy.version = kept->version;
+    }
     kept_ = std::move(copy);
     source_version_ = kept_.version;
   }

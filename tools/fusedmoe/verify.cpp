@@ -147,6 +147,7 @@ class Verifier {
                                   {"max_error", result.errors.max_error},
                                   {"tolerance", result.limit.rel_l2},
                                   {"max_error_tolerance", result.limit.max_error},
+                                  {"output_fnv1a", fmt::format("{:016x}", result.output_fnv1a)},
                                   {"pass", result.pass()}};
     if (!result.golden.empty()) row["golden"] = result.golden;
     if (!result.routing.empty()) row["routing"] = result.routing;

@@ -36,6 +36,14 @@ void check_golden(const checkpoint::Golden& golden, const MoeConfig& config) {
   }
 }
 
+std::uint64_t fnv1a(std::span<const std::byte> bytes) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const std::byte byte : bytes) {
+    hash = (hash ^ std::to_integer<std::uint64_t>(byte)) * 0x100000001b3U;
+  }
+  return hash;
+}
+
 }  // namespace
 
 Errors tolerance_of(const MoeConfig& config, std::span<const WeightFormat> formats,
@@ -107,6 +115,7 @@ Comparison LayerVerifier::compare_with(std::span<const double> expected,
   if (result.problem.empty() && bits[0] != bits[1]) {
     result.problem = "in one piece and token by token give different bits";
   }
+  result.output_fnv1a = fnv1a(bits[0]);
   return result;
 }
 

@@ -20,6 +20,9 @@ struct Comparison {
   Errors limit = {};
   std::string routing = {};  // of goldens: "match", "mismatch" or "not checked"
   std::string golden = {};   // the file
+  // FNV-1a of the output's bytes, row by row: equal bits on two machines or through two languages
+  // give equal numbers.
+  std::uint64_t output_fnv1a = 0;
   std::string problem = {};  // why it failed besides, or instead of, its errors; empty = nothing
 
   bool pass() const { return problem.empty() && within(errors, limit); }

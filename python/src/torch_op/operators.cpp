@@ -4,7 +4,6 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -57,15 +56,7 @@ void run(const PlanRecord& record, const Call& call, const Workspace& workspace,
   const ThreadRunner runner = torch_runner(static_cast<int>(torch::stable::get_num_threads()));
   ApplyContext context;
   context.runner = &runner;
-  if (expert_map) {
-    const std::span<std::byte> bytes = to_bytes("expert_map", *expert_map);
-    if (expert_map->dim() != 1 || expert_map->element_size() != sizeof(std::int32_t)) {
-      throw Error(ErrorCode::invalid_argument,
-                  "expert_map: expected int32 [num_experts], got another dtype or shape; cast it");
-    }
-    context.expert_map = {reinterpret_cast<const std::int32_t*>(bytes.data()),
-                          bytes.size() / sizeof(std::int32_t)};
-  }
+  if (expert_map) context.expert_map = to_map("expert_map", *expert_map);
   record.plan().apply(to_matrix("output", call.output), to_matrix("hidden", call.hidden),
                       to_matrix("topk_weights", call.topk_weights),
                       to_matrix("topk_ids", call.topk_ids), workspace, context);

@@ -76,6 +76,14 @@ MatrixView to_matrix(const char* name, const Tensor& tensor) {
   return {tensor.data_ptr(), *dtype, rows, columns, rows > 1 ? tensor.stride(0) : columns};
 }
 
+std::span<const std::int32_t> to_map(const char* name, const Tensor& tensor) {
+  if (dtype_of(tensor) != aoti_torch_dtype_int32() || tensor.dim() != 1) {
+    refuse(name, "int32 [num_experts]", "another dtype or shape", "cast it");
+  }
+  const std::span<std::byte> bytes = to_bytes(name, tensor);
+  return {reinterpret_cast<const std::int32_t*>(bytes.data()), bytes.size() / sizeof(std::int32_t)};
+}
+
 std::span<std::byte> to_bytes(const char* name, const Tensor& tensor) {
   check_on_cpu(name, tensor);
   if (!tensor.is_contiguous()) {

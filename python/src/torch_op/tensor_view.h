@@ -20,6 +20,9 @@ using Tensor = torch::stable::Tensor;
 // contiguous last dimension, or has a dtype that no view has.
 MatrixView to_matrix(const char* name, const Tensor& tensor);
 
+// The entries of an expert map: int32 [num_experts], contiguous, on the CPU.
+std::span<const std::int32_t> to_map(const char* name, const Tensor& tensor);
+
 // The bytes of a contiguous tensor of any dtype on the CPU.
 std::span<std::byte> to_bytes(const char* name, const Tensor& tensor);
 
