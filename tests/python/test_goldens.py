@@ -3,6 +3,7 @@ that the command gives, which runs in C++."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -64,7 +65,7 @@ def fnv1a(data: bytes) -> str:
 
 
 def outputs(name: str) -> dict[tuple[int, int], torch.Tensor]:
-    """Through NumPy-free, torch-free and torch paths: (layer, golden) -> output."""
+    """(layer, number of the golden) -> output, equal through both kinds of plan."""
     results = {}
     checkpoint = fusedmoe.load_checkpoint(GOLDEN / name)
     layers = {layer.index: layer for layer in checkpoint}
@@ -126,7 +127,6 @@ def test_one_ranks_experts():
         table = [-1] * experts
         for local, expert in enumerate(chosen):
             table[expert] = local
-        import dataclasses
         plan = fusedmoe.FusedMoe.create(dataclasses.replace(layer.config, output_dtype="f32"),
                                         layer.weights.local(table),
                                         fusedmoe.PlanOptions(expert_map=table))
