@@ -4,7 +4,10 @@ JOBS ?= $(shell nproc)
 GOLDEN = $(wildcard tests/golden/*_bf16 tests/golden/*_bf16_shards tests/golden/*_f32)
 FUSEDMOE = build/bin/fusedmoe
 
-.PHONY: build build-asan build-tsan demo test test-long sanitize fuzz check clean
+PYTHON = build/python-venv/bin/python
+
+.PHONY: build build-asan build-tsan demo test test-long test-python bench-python sanitize fuzz check \
+  clean
 
 build:
 	@scripts/install_dependencies.sh build
@@ -19,6 +22,20 @@ demo: build
 
 test: build
 	@ctest --test-dir build -j $(JOBS) --output-on-failure
+
+# The Python package, installed into an environment of its own from PyPI: the binding, PyTorch's
+# operators, transformers, vLLM's XPUExperts, and the code blocks of the docs.
+test-python: build
+	@scripts/install_dependencies.sh python
+	@scripts/python_environment.sh build/python-venv
+	@cd build && FUSEDMOE_COMMAND=$(CURDIR)/$(FUSEDMOE) FUSEDMOE_REQUIRE_VLLM=1 \
+	  ../$(PYTHON) -m pytest -q -rs --durations=8 -p no:cacheprovider ../tests/python
+
+# What a call costs from Python besides the work.
+bench-python:
+	@scripts/install_dependencies.sh python
+	@scripts/python_environment.sh build/python-venv
+	$(PYTHON) bench/python/overhead.py
 
 # Minutes and gigabytes: indices beyond 2^31 for real, and a full random sweep.
 test-long: build

@@ -1,14 +1,15 @@
 #!/bin/sh
 # Installs the Debian packages that a target needs and that are missing: with apt when run by root
 # or through sudo; otherwise it prints the one line to run and stops.
-#   scripts/install_dependencies.sh [build|check]
+#   scripts/install_dependencies.sh [build|check|python]
 set -eu
 
 packages="g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev
   libjs-d3 python3"
-if [ "${1:-build}" = check ]; then
-  packages="$packages clang clang-format clang-tidy libclang-rt-14-dev binutils"
-fi
+case "${1:-build}" in
+  check) packages="$packages clang clang-format clang-tidy libclang-rt-14-dev binutils" ;;
+  python) packages="$packages python3-dev python3-venv" ;;
+esac
 
 missing=""
 for package in $packages; do
