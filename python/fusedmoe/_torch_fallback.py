@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from . import _core
+from .config import WeightTensor
 from .errors import InvalidArgument, StaleWeights
 
 _ROLES = ("w13", "w13_up", "w2", "w13_bias", "w2_bias")
@@ -73,14 +74,9 @@ class _Record:
         for role, tensor in zip(roles, now):
             old = getattr(self.weights, _ROLES[role])
             changed[_ROLES[role]] = (dataclasses.replace(old, data=tensor)
-                                     if isinstance(old, _weight_tensor()) else tensor)
+                                     if isinstance(old, WeightTensor) else tensor)
         self.watch(dataclasses.replace(self.weights, **changed), now + kept,
                    roles + [len(_ROLES)] * len(kept), True)
-
-
-def _weight_tensor() -> type:
-    from .config import WeightTensor
-    return WeightTensor
 
 
 _records: dict[int, _Record] = {}
@@ -95,20 +91,25 @@ def _find(handle: int) -> _Record:
     return record
 
 
-def _apply(output, hidden, topk_weights, topk_ids, workspace, plan) -> None:
+def _apply(output: torch.Tensor, hidden: torch.Tensor, topk_weights: torch.Tensor,
+           topk_ids: torch.Tensor, workspace: torch.Tensor | None, plan: int) -> None:
     record = _find(plan)
     record.check([])
     record.plan.apply(output, hidden, topk_weights, topk_ids, workspace)
 
 
-def _apply_weights(output, hidden, topk_weights, topk_ids, workspace, weights, plan) -> None:
+def _apply_weights(output: torch.Tensor, hidden: torch.Tensor, topk_weights: torch.Tensor,
+                   topk_ids: torch.Tensor, workspace: torch.Tensor | None,
+                   weights: list[torch.Tensor], plan: int) -> None:
     record = _find(plan)
     record.check(weights)
     record.plan.apply(output, hidden, topk_weights, topk_ids, workspace)
 
 
-def _apply_lent(output, hidden, topk_weights, topk_ids, workspace13, workspace2, expert_map,
-                plan) -> None:
+def _apply_lent(output: torch.Tensor, hidden: torch.Tensor, topk_weights: torch.Tensor,
+                topk_ids: torch.Tensor, workspace13: torch.Tensor | None,
+                workspace2: torch.Tensor | None, expert_map: torch.Tensor | None,
+                plan: int) -> None:
     record = _find(plan)
     record.check([])
     if expert_map is not None and (expert_map.dtype != torch.int32 or expert_map.dim() != 1):

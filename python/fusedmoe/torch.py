@@ -41,7 +41,7 @@ class _CppOperators:
     """The operators of libfusedmoe_torch.so."""
 
     def register(self, plan: _core.FusedMoe, refresh: bool, contents: bool) -> int:
-        return torch.ops.fusedmoe._register(plan._native, refresh, contents)
+        return int(torch.ops.fusedmoe._register(plan._native, refresh, contents))
 
     def unregister(self, handle: int) -> None:
         torch.ops.fusedmoe._unregister(handle)
@@ -55,7 +55,7 @@ class _CppOperators:
         torch.ops.fusedmoe._check(handle)
 
     def thread_runner(self) -> int:
-        return torch.ops.fusedmoe._thread_runner()
+        return int(torch.ops.fusedmoe._thread_runner())
 
 
 def _load_operators() -> tuple[Any, str]:
@@ -93,7 +93,7 @@ _apply_lent = torch.ops.fusedmoe.apply_lent.default
 def thread_runner() -> int:
     """For ``PlanOptions.runner``: the threads of PyTorch. 0 (the library's own threads) where the
     operators are in Python."""
-    return _operators.thread_runner()
+    return int(_operators.thread_runner())
 
 
 def translate(error: RuntimeError) -> BaseException:
@@ -217,8 +217,9 @@ class FusedMoe:
         except RuntimeError as error:
             raise translate(error) from None
 
-    def _call(self, output, hidden, topk_weights, topk_ids, workspace, workspace13,
-              expert_map) -> None:
+    def _call(self, output: torch.Tensor, hidden: torch.Tensor, topk_weights: torch.Tensor,
+              topk_ids: torch.Tensor, workspace: torch.Tensor | None,
+              workspace13: torch.Tensor | None, expert_map: torch.Tensor | None) -> None:
         if workspace13 is None and expert_map is None:
             _apply(output, hidden, topk_weights, topk_ids, workspace, self.handle)
         else:

@@ -11,6 +11,7 @@
 #include "array.h"
 #include "bindings.h"
 #include "from_python.h"
+#include "fusedmoe/error.h"
 #include "fusedmoe/fused_moe.h"
 #include "plan_object.h"
 #include "workspace_argument.h"
@@ -120,10 +121,14 @@ void bind_plan(nb::module_& module) {
   plan.def_static(
       "supports",
       [](nb::handle config, nb::handle weights, nb::handle options) {
-        const OwnedOptions plan_options = to_options(options);
-        const OwnedWeights given = to_weights(weights, plan_options.options.device);
-        const Support support =
-            FusedMoe::supports(to_config(config), given.weights, plan_options.options);
+        Support support;
+        try {
+          const OwnedOptions plan_options = to_options(options);
+          const OwnedWeights given = to_weights(weights, plan_options.options.device);
+          support = FusedMoe::supports(to_config(config), given.weights, plan_options.options);
+        } catch (const Error& error) {  // what no struct of the library can say
+          support = {false, error.what()};
+        }
         return named_tuple("Support")(support.ok, support.reason);
       },
       nb::arg("config"), nb::arg("weights"), nb::arg("options") = nb::none(),

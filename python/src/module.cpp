@@ -63,6 +63,7 @@ void bind_version(nb::module_& module) {
 NB_MODULE(_core, module) {
   using namespace fusedmoe;
   using namespace fusedmoe::python;
+  nb::set_leak_warnings(false);  // a plan that lives to the end of the process is no fault to print
   module.doc() = "fusedmoe: one fused mixture-of-experts layer as a plan.";
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
     try {

@@ -403,6 +403,8 @@ def test_unsupported_is_told_before():
     with pytest.raises(fusedmoe.errors.Unsupported) as caught:
         fusedmoe.FusedMoe.create(layer.config, weights)
     assert str(caught.value) == support.reason
+    support = fusedmoe.supports(layer.config, ExpertWeights(w13=layer.w13.long(), w2=layer.w2))
+    assert not support and "weights.w13: expected a dtype that is a format" in support.reason
     assert fusedmoe.supports(layer.config, layer.weights) == (True, "")
     for device in ("cuda:0", "xpu:0"):
         if not any(entry["name"] == device[:-2] and entry["available"]
