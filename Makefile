@@ -6,8 +6,8 @@ FUSEDMOE = build/bin/fusedmoe
 
 PYTHON = build/python-venv/bin/python
 
-.PHONY: build build-asan build-tsan demo test test-long test-python bench-python sanitize fuzz check \
-  clean
+.PHONY: build build-asan build-tsan demo test test-long test-python bench-python sanitize sanitize-python \
+  fuzz check clean
 
 build:
 	@scripts/install_dependencies.sh build
@@ -43,7 +43,11 @@ test-long: build
 	$(FUSEDMOE) verify --random 5000
 
 # The suite under sanitizers; asan is address + undefined, tsan leaves out the command.
-sanitize: sanitize-asan sanitize-tsan
+sanitize: sanitize-asan sanitize-tsan sanitize-python
+sanitize-python:
+	@scripts/install_dependencies.sh python
+	@scripts/python_environment.sh build/python-venv
+	@scripts/sanitize_python.sh build/python-venv
 build-asan build-tsan: build-%:
 	@scripts/install_dependencies.sh check
 	@cmake --preset $* >build.log 2>&1 || { cat build.log; exit 1; }

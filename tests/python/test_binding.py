@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import pickle
 import subprocess
 import sys
 import threading
+import typing
 import weakref
 
 import numpy as np
@@ -17,6 +19,7 @@ from support import Layer, assert_close, dirty
 
 import fusedmoe
 from fusedmoe import ExpertWeights, PlanOptions, TensorView, WeightTensor
+from fusedmoe import config as words
 
 
 def numpy_layer() -> tuple[Layer, ExpertWeights]:
@@ -393,6 +396,19 @@ def test_configs_are_refused_by_name(change, kind, text):
             fusedmoe.MoeConfig(**{**dict(hidden_size=131, intermediate_size=77, num_experts=7,
                                          top_k=3), **change}), layer.weights)
     assert isinstance(caught.value, fusedmoe.errors.InvalidArgument)
+
+
+def test_words_of_the_stubs_are_those_of_the_library():
+    """The literals in config.py against what the library lists when it knows a word not."""
+    layer = Layer()
+    other = dataclasses.replace(layer.config, activation="?")
+    unknown = ExpertWeights(w13=WeightTensor(data=layer.w13, format="?"), w2=layer.w2)
+    for config, weights, literal in ((other, layer.weights, words.Activation),
+                                     (layer.config, unknown, words.WeightFormat)):
+        with pytest.raises(fusedmoe.errors.InvalidArgument, match="one of") as caught:
+            fusedmoe.FusedMoe.create(config, weights)
+        listed = str(caught.value).split("one of ")[1].split(", got")[0].split(", ")
+        assert set(listed) == set(typing.get_args(literal))
 
 
 def test_unsupported_is_told_before():
