@@ -35,7 +35,7 @@ def _fingerprint(tensor: torch.Tensor, contents: bool) -> tuple[Any, ...]:
 class _Record:
     def __init__(self, plan: _core.FusedMoe, refresh: bool, contents: bool) -> None:
         self.plan, self.refreshes, self.contents = plan, refresh, contents
-        self.lock = threading.Lock()
+        self.lock, self.turn = threading.Lock(), threading.Lock()
         self.weights: Any = None
         # One object, so that readers need no lock: tensors, roles, prints, what is only held.
         self.seen: tuple[list[torch.Tensor], list[int], list[tuple[Any, ...]], list[Any]] = (
@@ -56,8 +56,9 @@ class _Record:
         tensors, _, prints, _ = self.seen
         if given and len(given) != len(tensors):
             raise InvalidArgument(
-                f"weights: expected the {len(tensors)} tensors that the plan was made from, got "
-                f"{len(given)}; pass them in the order of registration")
+                f"weights: expected the {len(tensors)} tensors that the plan watches, got "
+                f"{len(given)}; pass those of create in the order w13, w13_up, w2, w13_bias, "
+                "w2_bias, and call refresh() after release_weights()")
         if [_fingerprint(t, self.contents) for t in given or tensors] == prints:
             return
         if not self.refreshes:
@@ -102,8 +103,9 @@ def _apply_weights(output: torch.Tensor, hidden: torch.Tensor, topk_weights: tor
                    topk_ids: torch.Tensor, workspace: torch.Tensor | None,
                    weights: list[torch.Tensor], plan: int) -> None:
     record = _find(plan)
-    record.check(weights)
-    record.plan.apply(output, hidden, topk_weights, topk_ids, workspace)
+    with record.turn:  # nobody else makes the plan read other tensors until this call has ended
+        record.check(weights)
+        record.plan.apply(output, hidden, topk_weights, topk_ids, workspace)
 
 
 def _apply_lent(output: torch.Tensor, hidden: torch.Tensor, topk_weights: torch.Tensor,

@@ -483,6 +483,33 @@ def test_threads_apply_while_weights_change():
     assert not failures
 
 
+def test_threads_that_pass_different_weights_each_get_their_own():
+    """As adapters that are switched between calls: a call never runs on what another has passed."""
+    layer = Layer()
+    plan = plan_of(layer, on_stale="refresh")
+    hidden, router, ids = layer.tokens(33)
+    scaled = [[layer.w13, layer.w2 * scale] for scale in (1.0, -1.0, 2.0)]
+    want = []
+    for tensors in scaled:
+        want.append(torch.empty_like(hidden))
+        ops.apply_weights(want[-1], hidden, router, ids, None, tensors, plan.handle)
+    failures: list[str] = []
+
+    def work(index: int) -> None:
+        for _ in range(60):
+            got = dirty(33, layer.hidden_size, dtype=torch.bfloat16)
+            ops.apply_weights(got, hidden, router, ids, None, scaled[index], plan.handle)
+            if not torch.equal(bits(got), bits(want[index])):
+                failures.append(f"weights {index}")
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
 def test_many_threads_build_and_drop_plans():
     layer = Layer()
     hidden, router, ids = layer.tokens(9)

@@ -70,7 +70,7 @@ void apply(const Tensor& output, const Tensor& hidden, const Tensor& topk_weight
            const Tensor& topk_ids, const std::optional<Tensor>& workspace, std::int64_t plan) {
   with_codes([&] {
     const std::shared_ptr<PlanRecord> record = find_record(plan);
-    record->check({});
+    const auto unchanged = record->check({});
     run(*record, {output, hidden, topk_weights, topk_ids}, to_workspace(workspace), std::nullopt);
   });
 }
@@ -80,7 +80,7 @@ void apply_weights(const Tensor& output, const Tensor& hidden, const Tensor& top
                    const std::vector<Tensor>& weights, std::int64_t plan) {
   with_codes([&] {
     const std::shared_ptr<PlanRecord> record = find_record(plan);
-    record->check(weights);
+    const auto unchanged = record->check(weights);
     run(*record, {output, hidden, topk_weights, topk_ids}, to_workspace(workspace), std::nullopt);
   });
 }
@@ -91,7 +91,7 @@ void apply_lent(const Tensor& output, const Tensor& hidden, const Tensor& topk_w
                 std::int64_t plan) {
   with_codes([&] {
     const std::shared_ptr<PlanRecord> record = find_record(plan);
-    record->check({});
+    const auto unchanged = record->check({});
     Workspace workspace = to_workspace(workspace2);
     if (workspace13) {
       const std::span<std::byte> first = to_bytes("workspace13", *workspace13);
@@ -121,7 +121,7 @@ void watch(std::int64_t plan, std::int64_t native_weights, std::vector<Tensor> t
 }
 
 void check(std::int64_t plan) {
-  with_codes([&] { find_record(plan)->check({}); });
+  with_codes([&] { (void)find_record(plan)->check({}); });
 }
 
 constexpr int kMostThreads = 4096;  // that a plan takes

@@ -14,21 +14,32 @@
 namespace fusedmoe::torch_op {
 namespace {
 
-// One lock for the table and for what records have seen: readers in each call, writers when plans
-// come, go or are refreshed. A fork waits for writers, and leaves the child an open lock.
 struct Table {
   std::shared_mutex mutex;
   std::unordered_map<std::int64_t, std::shared_ptr<PlanRecord>> records;
   std::int64_t last = 0;
 };
 
+Table* make_table() {
+  static Table* made = new Table;  // never destroyed: calls may come while the process exits
+  pthread_atfork(
+      [] {
+        made->mutex.lock();
+        for (const auto& [number, record] : made->records) record->before_fork();
+      },
+      [] {
+        for (const auto& [number, record] : made->records) record->after_fork_in_parent();
+        made->mutex.unlock();
+      },
+      [] {
+        for (const auto& [number, record] : made->records) record->after_fork_in_child();
+        new (&made->mutex) std::shared_mutex;
+      });
+  return made;
+}
+
 Table& table() {
-  static Table* const kept = [] {  // never destroyed: calls may come while the process exits
-    static Table* made = new Table;
-    pthread_atfork([] { made->mutex.lock(); }, [] { made->mutex.unlock(); },
-                   [] { new (&made->mutex) std::shared_mutex; });
-    return made;
-  }();
+  static Table* const kept = make_table();
   return *kept;
 }
 
@@ -75,7 +86,7 @@ void PlanRecord::watch(const ExpertWeights& weights, std::vector<Tensor> tensors
     if (role != Role::kept) new_roles.push_back(role);
     (role == Role::kept ? kept : watched).push_back(std::move(tensors[i]));
   }
-  const std::unique_lock lock(table().mutex);
+  const std::unique_lock lock(mutex_);
   // Before they are read: a change while they are read is a change not seen.
   std::vector<Fingerprint> prints;
   for (const Tensor& tensor : watched) prints.push_back(Fingerprint::of(tensor));
@@ -95,25 +106,32 @@ bool PlanRecord::fresh(std::span<const Tensor> given) const {
   return true;
 }
 
-void PlanRecord::check(std::span<const Tensor> given) {
-  {
-    const std::shared_lock lock(table().mutex);
+std::shared_lock<std::shared_mutex> PlanRecord::check(std::span<const Tensor> given) {
+  for (;;) {
+    std::shared_lock lock(mutex_);
     if (!given.empty() && given.size() != watched_.size()) {
       throw Error(ErrorCode::invalid_argument,
                   "weights: expected the " + std::to_string(watched_.size()) +
-                      " tensors that the plan was made from, got " + std::to_string(given.size()) +
-                      "; pass them in the order of weights_list()");
+                      " tensors that the plan watches, got " + std::to_string(given.size()) +
+                      "; pass those of create in the order w13, w13_up, w2, w13_bias, w2_bias, and "
+                      "call refresh() after release_weights()");
     }
-    if (fresh(given)) return;
+    if (fresh(given)) return lock;
+    if (on_stale_ == StalePolicy::raise) {
+      throw Error(ErrorCode::stale_weights,
+                  "weights: expected the tensors that the plan was made from, unchanged, got "
+                  "others or changed ones; call refresh(), or build the plan with "
+                  "on_stale='refresh'");
+    }
+    lock.unlock();
+    {
+      const std::unique_lock writer(mutex_);
+      if (!fresh(given)) refresh(given);
+    }  // others may come between, with other tensors: look again
   }
-  if (on_stale_ == StalePolicy::raise) {
-    throw Error(ErrorCode::stale_weights,
-                "weights: expected the tensors that the plan was made from, unchanged, got others "
-                "or changed ones; call refresh(), or build the plan with on_stale='refresh'");
-  }
-  const std::unique_lock lock(table().mutex);
-  if (!fresh(given)) refresh(given);
 }
+
+void PlanRecord::after_fork_in_child() { new (&mutex_) std::shared_mutex; }
 
 void PlanRecord::refresh(std::span<const Tensor> given) {
   std::vector<Tensor> tensors = watched_;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <shared_mutex>
 #include <span>
 #include <utility>
 #include <vector>
@@ -32,14 +33,21 @@ class PlanRecord {
 
   // Compares what the plan has read with the watched tensors as they are now or, when `given` is
   // not empty, with those, in the order of watch(). On a difference throws stale_weights, or
-  // refreshes, as the policy says. Safe from any thread.
-  void check(std::span<const Tensor> given);
+  // refreshes, as the policy says. As long as the lock that it returns is held, nobody else makes
+  // the plan read other tensors. Safe from any thread.
+  [[nodiscard]] std::shared_lock<std::shared_mutex> check(std::span<const Tensor> given);
+
+  // Around a fork: no refresh is halfway, and the child's lock is open.
+  void before_fork() { mutex_.lock_shared(); }
+  void after_fork_in_parent() { mutex_.unlock_shared(); }
+  void after_fork_in_child();
 
  private:
   bool fresh(std::span<const Tensor> given) const;
   void refresh(std::span<const Tensor> given);
 
   const std::shared_ptr<FusedMoe> plan_;
+  std::shared_mutex mutex_;  // readers are calls, writers what changes the members below
   const StalePolicy on_stale_;
   const bool contents_;
   ExpertWeights weights_ = {};  // shapes and layouts, and addresses as of the last refresh
