@@ -138,6 +138,10 @@ def _tensors_of(weights: Any) -> tuple[list[torch.Tensor], list[int]]:
     return tensors, roles
 
 
+def _state_of(tensor: torch.Tensor) -> tuple[int, int | None]:
+    return tensor.data_ptr(), None if tensor.is_inference() else tensor._version
+
+
 class FusedMoe:
     """A plan over torch tensors: :class:`fusedmoe.FusedMoe` with a handle for the operators, on
     PyTorch's threads, which watches the tensors that it was made from.
@@ -175,12 +179,16 @@ class FusedMoe:
             options = dataclasses.replace(
                 options, runner=thread_runner(),
                 max_threads=options.max_threads or torch.get_num_threads())
-        _tensors_of(weights)  # refuses what is no tensor before anything is packed
+        tensors, _ = _tensors_of(weights)  # refuses what is no tensor before anything is packed
+        before = [_state_of(tensor) for tensor in tensors]
         # What has changed is this class's to see; the library sees the owner's version, if any.
         versioned = getattr(weights, "version", None) is not None
         inner = options if versioned else dataclasses.replace(options, on_stale="raise")
         plan = _core.FusedMoe.create(config, weights, inner)
-        return cls(plan, config, weights, options, watch)
+        made = cls(plan, config, weights, options, watch)
+        if watch and [_state_of(tensor) for tensor in tensors] != before:
+            made.refresh()  # another thread changed them while they were read
+        return made
 
     def _watch(self, weights: Any, refresh: bool) -> None:
         tensors, roles = _tensors_of(weights)

@@ -25,13 +25,14 @@ nb::object named_tuple(const char* name) {
 
 RefreshWait to_wait(bool wait) { return wait ? RefreshWait::wait : RefreshWait::no_wait; }
 
-// What a later call may read: tensors that are borrowed or read again, and the owner's version.
+// What a later call may read: tensors that are borrowed or read again, and the version.
 void keep(PlanObject& plan, OwnedWeights& given) {
   plan.weights = given.weights;
   plan.weights.source = nullptr;
   std::vector<nb::object> owners;
-  if (plan.reads_again || given.weights.version != nullptr) owners = std::move(given.owners);
+  if (plan.reads_again) owners = std::move(given.owners);
   plan.weight_owners.swap(owners);
+  std::swap(plan.version_owner, given.version);
 }
 
 PlanObject create(nb::handle config, nb::handle weights, nb::handle options) {

@@ -372,7 +372,7 @@ OwnedWeights to_weights(nb::handle object, const Device& device) {
              "build one and bump() it after each change");
     }
     weights.version = &nb::cast<WeightsVersion&>(version).value;
-    owned.owners.push_back(version);
+    owned.version = version;
   }
   if (const nb::object source = object.attr("source"); !source.is_none()) {
     // Between two calls the views of the first stay alive, as the source's contract asks.

@@ -19,6 +19,7 @@ namespace fusedmoe::python {
 struct OwnedWeights {
   ExpertWeights weights = {};
   std::vector<nb::object> owners = {};
+  nb::object version = {};  // of ExpertWeights::version, if any
 };
 
 struct OwnedOptions {

@@ -16,6 +16,7 @@ import torch
 from support import Layer, assert_close, dirty
 
 import fusedmoe
+import fusedmoe.torch
 from fusedmoe import ExpertWeights, PlanOptions, WeightTensor
 from fusedmoe.torch import OPERATOR, FusedMoe, translate
 
@@ -257,6 +258,53 @@ def test_what_pytorch_does_not_count_needs_refresh():
     for fresh in (plan, borrowed):
         fresh.apply(output, hidden, router, ids)
         assert_close(output, layer.expected(hidden, router, ids), torch.bfloat16)
+
+
+def test_a_change_while_a_plan_is_built_is_seen(monkeypatch):
+    layer = Layer()
+
+    class Meanwhile:
+        @staticmethod
+        def create(*arguments):
+            plan = fusedmoe.FusedMoe.create(*arguments)
+            layer.w2.mul_(2)  # another thread, behind what has been read
+            return plan
+
+    class Core:
+        FusedMoe = Meanwhile
+        _NativeWeights = fusedmoe._core._NativeWeights
+
+    monkeypatch.setattr(fusedmoe.torch, "_core", Core)
+    plan = plan_of(layer)
+    hidden, router, ids = layer.tokens(9)
+    output = torch.empty_like(hidden)
+    plan.apply(output, hidden, router, ids)
+    assert_close(output, layer.expected(hidden, router, ids), torch.bfloat16)
+
+
+def test_the_owners_version_counts_beside_the_watch():
+    layer = Layer()
+    version = fusedmoe.WeightsVersion()
+    weights = ExpertWeights(w13=layer.w13, w2=layer.w2, version=version)
+    plans = [plan_of(layer, weights=weights), plan_of(layer, weights=weights, on_stale="refresh"),
+             plan_of(layer, weights=weights, weight_storage="borrowed", on_stale="refresh")]
+    hidden, router, ids = layer.tokens(9)
+    output = torch.empty_like(hidden)
+    layer.w2.data.copy_(layer.w2.data * 2)  # not counted by PyTorch
+    version.bump()
+    with pytest.raises(fusedmoe.errors.StaleWeights, match="version"):
+        plans[0].apply(output, hidden, router, ids)
+    plans[0].refresh()
+    for plan in plans:
+        plan.apply(output, hidden, router, ids)
+        assert_close(output, layer.expected(hidden, router, ids), torch.bfloat16)
+    # The counter lives as long as a plan that asks it.
+    plans[0].release_weights()
+    del version, weights
+    gc.collect()
+    plans[0].refresh(layer.weights)
+    plans[0].apply(output, hidden, router, ids)
+    assert_close(output, layer.expected(hidden, router, ids), torch.bfloat16)
 
 
 def test_a_new_tensor_at_the_old_address_is_seen():
