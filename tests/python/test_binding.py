@@ -337,6 +337,8 @@ def test_workspaces():
         got = dirty(33, layer.hidden_size, dtype=torch.bfloat16)
         plan.apply(got, hidden, router, ids, workspace, workspace13=workspace13)
         assert torch.equal(got, want)
+        for span in (workspace, workspace13):
+            assert not isinstance(span, torch.Tensor) or (span.view(torch.uint8) != 0xFF).any()
     buffer.lock()
     with pytest.raises(fusedmoe.errors.WorkspaceTooSmall, match=str(buffer.bytes)):
         buffer.reserve(plan.workspace_size(3300))

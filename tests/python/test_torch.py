@@ -67,11 +67,13 @@ def test_two_spans_and_maps():
     want = torch.empty_like(hidden)
     plan.apply(want, hidden, router, ids)
     first, second = plan.workspace_sizes_13_2(21)
-    span13, span2 = torch.empty(first.bytes // 2, dtype=torch.bfloat16), dirty(second.bytes,
-                                                                              dtype=torch.uint8)
+    span13, span2 = dirty(first.bytes // 2, dtype=torch.bfloat16), dirty(second.bytes,
+                                                                         dtype=torch.uint8)
     got = dirty(21, layer.hidden_size, dtype=torch.bfloat16)
     plan.apply(got, hidden, router, ids, span2, workspace13=span13)
     assert torch.equal(bits(got), bits(want))
+    for span in (span13, span2):  # both are used
+        assert (bits(span) != 0xFF).any()
     turned = torch.tensor([6, 5, 4, 3, 2, 1, 0], dtype=torch.int32)
     plan.apply(got, hidden, router, ids, expert_map=turned)
     plan.apply(want, hidden, router, torch.where(ids < 0, ids, 6 - ids))
@@ -353,23 +355,30 @@ def test_inference_tensors_have_no_version():
         assert_close(output, layer.expected(hidden, router, ids), torch.bfloat16)
 
 
-def test_biases_are_watched_too():
+@pytest.mark.parametrize("on_stale", ["raise", "refresh"])
+def test_every_tensor_is_watched(on_stale):
     layer = Layer()
-    weights = ExpertWeights(w13=layer.w13, w2=layer.w2, w13_bias=layer.b13, w2_bias=layer.b2)
-    plan = plan_of(layer, weights=weights)
+    tensors = dict(w13=layer.w13[:, :77].clone(), w13_up=layer.w13[:, 77:].clone(), w2=layer.w2,
+                   w13_bias=layer.b13, w2_bias=layer.b2)
+    plan = plan_of(layer, weights=ExpertWeights(**tensors), on_stale=on_stale)
     hidden, router, ids = layer.tokens(5)
     output = torch.empty_like(hidden)
-    plan.apply(output, hidden, router, ids)
-    assert_close(output, layer.expected(hidden, router, ids, b13=layer.b13, b2=layer.b2),
-                 torch.bfloat16)
-    for bias in (layer.b13, layer.b2):
-        bias.add_(0.5)
-        with pytest.raises(fusedmoe.errors.StaleWeights):
-            plan.apply(output, hidden, router, ids)
-        plan.refresh()
+
+    def check() -> None:
         plan.apply(output, hidden, router, ids)
+        layer.w13 = torch.cat((tensors["w13"], tensors["w13_up"]), 1)
         assert_close(output, layer.expected(hidden, router, ids, b13=layer.b13, b2=layer.b2),
                      torch.bfloat16)
+
+    check()
+    for tensor in tensors.values():
+        tensor.data = tensor.data + 0.25
+        if on_stale == "raise":
+            with pytest.raises(fusedmoe.errors.StaleWeights):
+                plan.apply(output, hidden, router, ids)
+            plan.refresh()
+        check()
+    assert plan.weights_version == 6
 
 
 def test_refresh_with_other_tensors():
@@ -532,10 +541,11 @@ def test_threads_apply_while_weights_change():
 
 
 def test_threads_that_pass_different_weights_each_get_their_own():
-    """As adapters that are switched between calls: a call never runs on what another has passed."""
-    layer = Layer()
-    plan = plan_of(layer, on_stale="refresh")
-    hidden, router, ids = layer.tokens(33)
+    """As adapters that are switched between calls: a call never runs on what another has passed. A
+    tiny layer and many calls, since what could go wrong takes a microsecond."""
+    layer = Layer(hidden_size=8, intermediate_size=8, num_experts=3, top_k=2)
+    plan = plan_of(layer, on_stale="refresh", max_threads=1)
+    hidden, router, ids = layer.tokens(3)
     scaled = [[layer.w13, layer.w2 * scale] for scale in (1.0, -1.0, 2.0)]
     want = []
     for tensors in scaled:
@@ -544,8 +554,8 @@ def test_threads_that_pass_different_weights_each_get_their_own():
     failures: list[str] = []
 
     def work(index: int) -> None:
-        for _ in range(60):
-            got = dirty(33, layer.hidden_size, dtype=torch.bfloat16)
+        got = dirty(3, layer.hidden_size, dtype=torch.bfloat16)
+        for _ in range(3000):
             ops.apply_weights(got, hidden, router, ids, None, scaled[index], plan.handle)
             if not torch.equal(bits(got), bits(want[index])):
                 failures.append(f"weights {index}")
@@ -588,7 +598,7 @@ def test_it_runs_on_the_threads_of_pytorch():
     """No thread of the library's own is started, PyTorch's setting is obeyed at each call, and the
     bits are those of one thread."""
     code = """
-import os, torch
+import os, time, torch
 torch.set_num_threads(3)
 torch.randn(512, 512) @ torch.randn(512, 512)  # PyTorch's own are there now
 import fusedmoe
@@ -607,6 +617,16 @@ for threads in (3, 1, 2, 7):
     outs.append(torch.empty_like(h))
     plan.apply(outs[-1], h, w, i)
 assert all(torch.equal(outs[0], o) for o in outs)
+# With one thread nobody else works: CPU time of the process against that of this thread.
+torch.set_num_threads(1)
+time.sleep(.2)  # OpenMP's others spin for a while before they sleep
+h, w, i = h.repeat(64, 1), w.repeat(64, 1), i.repeat(64, 1)
+out = torch.empty_like(h)
+mine, all_ = time.thread_time(), time.process_time()
+for _ in range(5):
+    plan.apply(out, h, w, i)
+mine, all_ = time.thread_time() - mine, time.process_time() - all_
+assert all_ < 1.3 * mine, (mine, all_)
 assert count() <= before + 5, (before, count())  # at most what set_num_threads(7) asked for
 print(plan.describe())
 """
