@@ -301,13 +301,8 @@ class XpuFusedMoe:
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         for name, value in self.__dict__.items():
-            if name == "_lock":
-                value = threading.Lock()
-            elif name == "_tensors" and value is not None:
-                value = Tensors(*(copy.deepcopy(getattr(value, one), memo) for one in TENSORS))
-            else:
-                value = copy.deepcopy(value, memo)
-            other.__dict__[name] = value
+            other.__dict__[name] = (threading.Lock() if name == "_lock"
+                                    else copy.deepcopy(value, memo))
         return other
 
 
