@@ -18,7 +18,7 @@ import torch
 from support import Layer, assert_close, dirty, oracle
 
 import fusedmoe
-from fusedmoe import _xpu_function, _xpu_install, errors, xpu
+from fusedmoe import _xpu_function, _xpu_install, _xpu_layer, errors, xpu
 from fusedmoe.xpu import XpuFusedMoe, xpu_fused_moe
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -149,7 +149,7 @@ def test_the_callers_tensors_are_never_modified():
         assert not hasattr(tensor, "xpu_fused_moe")
 
 
-# --- Workspaces: the allocating path is what every other must equal, bit for bit -------------------
+# --- Workspaces: the allocating path is what every other must equal, bit for bit ------------------
 
 MAP = [-1, -1, -1, 0, 1, 2, 3]
 SCATTERED = [2, -1, 0, -1, -1, 1, 3]
@@ -394,7 +394,7 @@ def test_the_plan_is_on_the_weights_device():
     meta = torch.empty(2, 8, 12, device="meta")
     with pytest.raises(errors.InvalidArgument, match="w13: expected a tensor on cpu, cuda or xpu"):
         XpuFusedMoe(meta, None, None, meta, None, None, 1, "silu", 2)
-    with pytest.raises(errors.InvalidArgument, match="w2: expected a tensor on cpu as w13, got one"):
+    with pytest.raises(errors.InvalidArgument, match="w2: expected a tensor on cpu as w13"):
         XpuFusedMoe(torch.empty(2, 8, 12), None, None, meta, None, None, 1, "silu", 2)
 
 
@@ -494,7 +494,7 @@ def test_quantised_formats_are_recognised_and_refused_with_the_reason(name):
     assert "expected" in str(caught.value) and answer.reason
     if name != "int4_signed":
         assert str(caught.value).startswith(answer.reason)  # the library's own words
-        assert xpu._xpu_install and "w13 is " in str(caught.value)
+        assert "w13 is " in str(caught.value)
     else:
         assert "two's complement" in str(caught.value)
     assert torch.equal(w13.view(torch.uint8), before[0])
@@ -504,8 +504,6 @@ def test_quantised_formats_are_recognised_and_refused_with_the_reason(name):
 def test_quantised_formats_are_described(monkeypatch):
     """What the library will see once it has the formats."""
     seen = []
-    monkeypatch.setattr(xpu._xpu_install, "supports_format", xpu.supports_format)
-    from fusedmoe import _xpu_layer
     monkeypatch.setattr(_xpu_layer._core.FusedMoe, "supports", lambda config, weights, options:
                         seen.append((config, weights)) or fusedmoe.Support(False, "no"))
     for name in ("fp8", "fp8_block", "mxfp8", "mxfp4", "int4"):
@@ -855,7 +853,8 @@ def test_the_handshake_says_what_is_out_of_step(monkeypatch, tmp_path):
             xpu.install()
     with monkeypatch.context() as patch:
         source = "self.fused_moe_impl = XpuFusedMoe(w13=w1, is_new=1)\n"
-        patch.setattr(_xpu_install, "_vllm_source", lambda module: (tmp_path / "xpu_moe.py", source))
+        patch.setattr(_xpu_install, "_vllm_source",
+                      lambda module: (tmp_path / "xpu_moe.py", source))
         with pytest.raises(errors.Unsupported) as caught:
             xpu.install()
         text = one_line(caught)

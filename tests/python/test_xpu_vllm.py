@@ -1,5 +1,5 @@
-"""vLLM's XPUExperts on XpuFusedMoe: its own class, unchanged, and FusedMoeXpuExperts, through vLLM's
-modular kernel on the CPU; and a tiny model through vllm.LLM.
+"""vLLM's XPUExperts on XpuFusedMoe: its own class, unchanged, and FusedMoeXpuExperts, through
+vLLM's modular kernel on the CPU; and a tiny model through vllm.LLM.
 
 Without vLLM these are skipped, unless FUSEDMOE_REQUIRE_VLLM=1 demands them.
 """
@@ -203,7 +203,8 @@ def test_vllms_own_workspace_is_used(installed, monkeypatch):
     shapes = module.experts.workspace_shapes(5, 0, layer.hidden_size, 3, 7, 7, None,
                                              MoEActivation.SILU)
     assert shapes == ((0,), (plan.workspace_size(5).bytes // 2,), (5, layer.hidden_size))
-    size = module.experts.moe_problem_size(tokens[0], module.w13_weight, module.w2_weight, tokens[2])
+    size = module.experts.moe_problem_size(tokens[0], module.w13_weight, module.w2_weight,
+                                           tokens[2])
     assert size == (7, COUNTS[-1], 2 * layer.intermediate_size, layer.hidden_size, 3)
 
 

@@ -1,5 +1,5 @@
-"""Run by test_xpu_vllm.py in a process of its own: tiny checkpoints through vllm.LLM on the CPU, with
-vLLM's own experts, with its XPUExperts on XpuFusedMoe, and with FusedMoeXpuExperts. Prints one JSON
+"""Run by test_xpu_vllm.py in a process of its own: tiny checkpoints through vllm.LLM on the CPU,
+with vLLM's own experts, with its XPUExperts on XpuFusedMoe, and with FusedMoeXpuExperts. Prints one JSON
 object: mode -> tokens, and those after a reload.
 """
 
