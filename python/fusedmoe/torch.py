@@ -82,9 +82,26 @@ def _load_operators() -> tuple[Any, str]:
     return _torch_fallback.Operators(), f"Python, since {reason}"
 
 
+def _fake_of(operator: Any) -> Any:
+    """What the operator is to tracers: it only writes. Also called when some of its arguments are
+    on the meta device, where silence would look like a result."""
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def fake(*arguments: Any) -> None:
+        device = arguments[0].device
+        for name, argument in zip(names, arguments):
+            for tensor in argument if isinstance(argument, list | tuple) else [argument]:
+                if isinstance(tensor, torch.Tensor) and tensor.device != device:
+                    raise InvalidArgument(f"{name}: expected a tensor on {device} as output, got "
+                                          f"one on {tensor.device}; move it")
+
+    return fake
+
+
 _operators, OPERATOR = _load_operators()
 for _name in ("apply", "apply_weights", "apply_lent"):
-    torch.library.register_fake(f"fusedmoe::{_name}")(lambda *arguments: None)
+    torch.library.register_fake(f"fusedmoe::{_name}")(
+        _fake_of(getattr(torch.ops.fusedmoe, _name).default))
 _apply = torch.ops.fusedmoe.apply.default
 _apply_weights = torch.ops.fusedmoe.apply_weights.default
 _apply_lent = torch.ops.fusedmoe.apply_lent.default
@@ -156,6 +173,7 @@ class FusedMoe:
     def __init__(self, plan: _core.FusedMoe, config: MoeConfig, weights: Any, options: PlanOptions,
                  watch: bool) -> None:
         self.plan = plan
+        self._formula = plan.workspace_formula  # kept, so that torch.compile can read it
         self._create = (config, options, watch)
         self._weights = weights if watch else None
         borrowed = options.weight_storage == "borrowed"
@@ -275,7 +293,7 @@ class FusedMoe:
 
     @property
     def workspace_formula(self) -> WorkspaceFormula:
-        return self.plan.workspace_formula
+        return self._formula
 
     def workspace_sizes_13_2(self, num_tokens: int) -> tuple[WorkspaceSize, WorkspaceSize]:
         return self.plan.workspace_sizes_13_2(num_tokens)

@@ -1,0 +1,376 @@
+"""From the arguments of XpuFusedMoe to a layer of the library: which format the tensors are, what
+the activation means, which experts are here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import re
+from typing import Any
+
+import torch
+
+from . import _core
+from .config import (
+    ActivationConfig,
+    ExpertWeights,
+    MoeConfig,
+    PlanOptions,
+    Support,
+    WeightScales,
+    WeightTensor,
+)
+from .errors import Error, InvalidArgument, Unsupported
+
+Tensor = torch.Tensor
+
+# --- Formats: the dtype of w13, then the dtype and rank of its scales -----------------------------
+
+_FP8 = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+_FP4 = getattr(torch, "float4_e2m1fn_x2", None)  # PyTorch >= 2.8
+_E8M0 = (torch.uint8, torch.float8_e8m0fnu)
+_MX_GROUP = 32  # elements under one scale, by the definition of mxfp4 and mxfp8
+_BLOCK = 128  # rows and columns of a block of block-scaled fp8
+# Flags of older constructors, in their order, and the format that each claims; the order in which
+# they win is that of the peers: the narrower description first.
+FLAGS = {"is_fp8": "fp8", "is_int4": "int4", "is_mxfp4": "mxfp4", "is_mxfp8": "mxfp8",
+          "is_block_fp8": "fp8_block"}
+_PRECEDENCE = ("mxfp8", "fp8_block", "mxfp4", "int4", "fp8")
+_IN_WORDS = {
+    "fp8": "fp8 with a scale per expert",
+    "fp8_block": "fp8 with a scale per block of 128 x 128",
+    "mxfp8": "mxfp8",
+    "mxfp4": "mxfp4",
+    "int4": "int4 (q - 8, the low nibble first)",
+    "int4_signed": "int4 rewritten as two's complement",
+}
+
+
+def weight_format(w13: Tensor, w13_scales: Tensor | None = None, **flags: bool | None) -> str:
+    """Which format such tensors are: f32, f16, bf16, fp8, fp8_block, mxfp8, mxfp4, int4, or
+    int4_signed (int8 with the mark ``xpu_fused_moe``: int4 that was rewritten in place).
+
+    ``flags``: is_fp8, is_int4, is_mxfp4, is_mxfp8, is_block_fp8 of older callers; a true one wins
+    over what the dtypes say, when it fits them. Raises InvalidArgument for what is no format.
+    """
+    dtype = w13.dtype
+    if dtype in _FP8:
+        found = "fp8"
+        if w13_scales is not None and w13_scales.dtype in _E8M0:
+            found = "mxfp8"
+        elif w13_scales is not None and w13_scales.dtype == torch.float32 and w13_scales.ndim == 3:
+            found = "fp8_block"
+        possible = {"fp8", "fp8_block", "mxfp8"}
+    elif _FP4 is not None and dtype == _FP4:
+        found, possible = "mxfp4", {"mxfp4"}
+    elif dtype == torch.uint8:
+        found, possible = "int4", {"int4", "mxfp4"}
+        if hasattr(w13, "xpu_fused_moe"):  # rewritten by a version that kept the dtype
+            found = "int4_signed"
+    elif dtype == torch.int8 and hasattr(w13, "xpu_fused_moe"):
+        found, possible = "int4_signed", {"int4"}
+    elif dtype in FLOATS:
+        return FLOATS[dtype] if not any(flags.values()) else _refuse_flags(w13, flags)
+    else:
+        raise InvalidArgument(
+            f"w13: expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, "
+            f"float4_e2m1fn_x2 or uint8 (int4), got {dtype}"
+            + (" without the mark xpu_fused_moe" if dtype == torch.int8 else "") + "; convert it")
+    claimed = {FLAGS[name] for name, value in flags.items() if value}
+    for name in _PRECEDENCE:
+        if name not in claimed:
+            continue
+        if name not in possible:
+            _refuse_flags(w13, flags)
+        return found if name == "int4" else name
+    return found
+
+
+def _refuse_flags(w13: Tensor, flags: dict[str, bool | None]) -> str:
+    said = ", ".join(f"{name}=True" for name, value in flags.items() if value)
+    raise InvalidArgument(f"w13: expected weights in the format that {said} claims, got "
+                          f"{w13.dtype}; drop the flags, the dtypes say the format")
+
+
+def _is_four_bit(format: str) -> bool:
+    return format in ("mxfp4", "int4", "int4_signed")
+
+
+def _view_shape(name: str, w: Tensor, format: str) -> tuple[int, int, int]:
+    """Logical (experts, outputs, inputs) of [E, K, N], or [E, N, K / 2] for 4 bits."""
+    order = "[experts, N, K / 2]" if _is_four_bit(format) else "[experts, K, N]"
+    if w.ndim != 3:
+        raise InvalidArgument(f"{name}: expected {order}, got {list(w.shape)}; reshape it")
+    experts, second, third = w.shape
+    return (experts, second, 2 * third) if _is_four_bit(format) else (experts, third, second)
+
+
+def _scales(name: str, scales: Tensor | None, format: str, inputs: int) -> WeightScales | None:
+    if format in FLOATS.values():
+        return None  # the peers ignore them there
+    if scales is None:
+        raise InvalidArgument(f"{name}: expected the scales of {_IN_WORDS[format]} weights, got "
+                              "None; pass them")
+    if format == "fp8":
+        return WeightScales(data=scales, layout="tensor")
+    if format == "fp8_block":  # [E, K / 128, N / 128]
+        return WeightScales(data=scales, layout="block", block_n=_BLOCK, block_k=_BLOCK,
+                            transposed=True)
+    if format == "mxfp8":  # [E, K / 32, N], as the weights
+        return WeightScales(data=scales, layout="group", type="e8m0", group_size=_MX_GROUP,
+                            transposed=True)
+    if format == "mxfp4":  # [E, N, K / 32]
+        return WeightScales(data=scales, layout="group", type="e8m0", group_size=_MX_GROUP)
+    if scales.ndim != 3 or scales.shape[2] == 0 or inputs % scales.shape[2]:
+        raise InvalidArgument(f"{name}: expected [experts, N, K / group] with K = {inputs}, got "
+                              f"{list(scales.shape)}; reshape them")
+    return WeightScales(data=scales, layout="group", group_size=inputs // scales.shape[2])
+
+
+def _weight(name: str, w: Tensor, scales: Tensor | None, format: str,
+            layout: str | None = None) -> WeightTensor:
+    """``layout``: of unquantised tensors; None = "kn", as the peers keep them."""
+    if format in FLOATS.values():  # w13 and w2 may differ in their float
+        if w.dtype not in FLOATS:
+            raise InvalidArgument(f"{name}: expected float32, float16 or bfloat16 as w13, got "
+                                  f"{w.dtype}; convert it")
+        return WeightTensor(data=w, layout=layout or "kn")
+    shape = _view_shape(name, w, format)
+    said = _scales(f"{name}_scales", scales, format, shape[2])
+    if format in ("fp8", "fp8_block"):
+        return WeightTensor(data=w, format=_FP8.get(w.dtype), layout="kn", scales=said)
+    if format == "mxfp8":
+        if w.dtype != torch.float8_e4m3fn:
+            raise Unsupported(f"{name}: expected float8_e4m3fn elements of mxfp8, got {w.dtype}; "
+                              "convert them")
+        return WeightTensor(data=w.view(torch.uint8), format="mxfp8", layout="kn", shape=shape,
+                            scales=said)
+    if format == "int4_signed":
+        raise Unsupported(f"{name}: expected int4 as uint8 (q - 8), got {_IN_WORDS[format]}, which "
+                          "has no description here; give the tensor as it was before it was "
+                          "rewritten")
+    return WeightTensor(data=w.view(torch.uint8), format=format, shape=shape, scales=said)
+
+
+def supports_format(format: str, device: str = "cpu") -> Support:
+    """Whether weights in a format of :func:`weight_format` can be computed on a device, and if
+    not, why: asks the library with a small layer."""
+    if format == "int4_signed":
+        return Support(False, f"{_IN_WORDS[format]} has no description; give int4 as uint8")
+    name = {"fp8": "fp8_e4m3", "fp8_block": "fp8_e4m3"}.get(format, format)
+    layout = "nk" if _is_four_bit(format) else "kn"
+    scales = {
+        "fp8": WeightScales(layout="tensor", type="f32"),
+        "fp8_block": WeightScales(layout="block", type="f32", block_n=_BLOCK, block_k=_BLOCK,
+                                  transposed=True),
+        "mxfp8": WeightScales(layout="group", type="e8m0", group_size=_MX_GROUP, transposed=True),
+        "mxfp4": WeightScales(layout="group", type="e8m0", group_size=_MX_GROUP),
+        "int4": WeightScales(layout="group", type="bf16", group_size=_BLOCK),
+    }.get(format)
+
+    def tensor(outputs: int, inputs: int) -> WeightTensor:
+        return WeightTensor(format=name, layout=layout, shape=(1, outputs, inputs), scales=scales)
+
+    config = MoeConfig(hidden_size=_BLOCK, intermediate_size=_BLOCK, num_experts=1, top_k=1)
+    weights = ExpertWeights(w13=tensor(2 * _BLOCK, _BLOCK), w2=tensor(_BLOCK, _BLOCK),
+                            source=lambda expert: None)  # states shapes; nothing is read
+    return _core.FusedMoe.supports(config, weights, PlanOptions(device=device))
+
+
+# --- Activations ----------------------------------------------------------------------------------
+
+# Name of the peers -> (kind of the library, gate/up layout).
+ACTIVATIONS: dict[str, tuple[str, str]] = {
+    "silu": ("silu", "halves"),
+    "gelu": ("gelu", "halves"),
+    "gelu_tanh": ("gelu_tanh", "halves"),
+    "swigluoai": ("swigluoai", "interleaved"),
+    "swigluoai_uninterleave": ("swigluoai", "halves"),
+    "relu2_no_mul": ("relu2", "halves"),
+    "swiglustep": ("swiglustep", "halves"),
+    "situ": ("situ", "halves"),
+}
+_LIMIT, _ALPHA = 7.0, 1.702  # the peers' constants of swigluoai and swiglustep
+
+
+def activation_name(activation: Any) -> str:
+    """Strings and enumerators; a text that contains SWIGLUOAI counts, as with the peers."""
+    value = activation.value if isinstance(activation, enum.Enum) else activation
+    text = str(value)
+    if text not in ACTIVATIONS and "SWIGLUOAI" in text:
+        text = "swigluoai_uninterleave" if "UNINTERLEAVE" in text else "swigluoai"
+    if text not in ACTIVATIONS:
+        raise InvalidArgument(f"activation: expected one of {', '.join(ACTIVATIONS)}, got "
+                              f"'{activation}'; use one of them")
+    return text
+
+
+def _activation(name: str, clamp: float | None, beta: float | None, linear_beta: float | None
+                ) -> tuple[ActivationConfig, str, float | None]:
+    """The library's activation, gate/up layout and clamp."""
+    kind, layout = ACTIVATIONS[name]
+    if clamp is not None and math.isnan(clamp):
+        raise InvalidArgument("gemm1_clamp_limit: expected a number or None, got nan; pass None")
+    if clamp is not None and (clamp <= 0 or math.isinf(clamp)):
+        clamp = None  # the peers clamp with positive limits only
+    limit = _LIMIT
+    if kind == "swigluoai" and clamp is not None:
+        # It clamps by itself, at 7; a clamp before that leaves the smaller of both.
+        limit, clamp = min(limit, clamp), None
+    if kind == "situ":
+        if beta is None or not math.isfinite(beta) or beta <= 0:
+            raise InvalidArgument("activation_situ_beta: expected a finite number > 0 for situ, "
+                                  f"got {beta}; set the model's beta")
+        if linear_beta is not None and not linear_beta > 0:
+            linear_beta = None  # the peers spell "none" as -1
+    if clamp is not None and kind not in ("silu", "gelu", "gelu_tanh"):
+        raise Unsupported(f"gemm1_clamp_limit: expected None for {name}, got {clamp}; it is "
+                          "defined for silu, gelu and gelu_tanh")
+    config = ActivationConfig(kind=kind, alpha=_ALPHA, limit=limit,
+                              beta=beta if kind == "situ" else 0.0,
+                              linear_beta=(linear_beta or 0.0) if kind == "situ" else 0.0)
+    return config, layout, clamp
+
+
+# --- From the peers' arguments to a layer ---------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """What a plan is made of."""
+
+    config: MoeConfig
+    weights: ExpertWeights
+    options: PlanOptions
+    format: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tensors:
+    """The six tensors of a layer, as they were given."""
+
+    w13: Tensor
+    w13_scales: Tensor | None
+    w13_bias: Tensor | None
+    w2: Tensor
+    w2_scales: Tensor | None
+    w2_bias: Tensor | None
+
+
+TENSORS = tuple(field.name for field in dataclasses.fields(Tensors))
+
+
+def _device_name(device: torch.device) -> str:
+    """As the library spells it; what it does not know it refuses by that name."""
+    return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+def _hidden_dtype(tensors: Tensors) -> torch.dtype:
+    """The weights say it, or what else is in the dtype of the activations, or PyTorch's default
+    dtype, which engines set to the model's while they load it."""
+    for tensor in (tensors.w13, tensors.w13_bias, tensors.w2_bias, tensors.w13_scales):
+        if tensor is not None and tensor.dtype in (torch.bfloat16, torch.float16):
+            return tensor.dtype
+    if tensors.w13.dtype == torch.float32:
+        return torch.float32
+    default = torch.get_default_dtype()
+    return default if default in (torch.bfloat16, torch.float16) else torch.bfloat16
+
+
+def _expert_map(expert_map: Any, num_experts: int, ep_rank: int, ep_size: int) -> list[int] | None:
+    """Global -> local id; None = all experts are here."""
+    if num_experts <= 0:
+        raise InvalidArgument(f"num_experts: expected at least 1 local expert, got {num_experts}; "
+                              "a rank without experts needs no layer, its output is zeros")
+    if expert_map is None and ep_size == 1 and ep_rank == 0:
+        return None
+    if expert_map is None:
+        if ep_size < 1 or not 0 <= ep_rank < ep_size:
+            raise InvalidArgument(f"ep_rank: expected 0 to ep_size - 1 = {ep_size - 1}, got "
+                                  f"{ep_rank}; pass the rank in the expert-parallel group")
+        first = ep_rank * num_experts
+        return [g - first if first <= g < first + num_experts else -1
+                for g in range(num_experts * ep_size)]
+    table = expert_map.tolist() if hasattr(expert_map, "tolist") else list(expert_map)
+    local = sum(1 for entry in table if entry >= 0)
+    if local != num_experts:
+        raise InvalidArgument(f"num_experts: expected {local}, the experts that expert_map places "
+                              f"here, got {num_experts}; it counts local experts")
+    return table
+
+
+def describe(tensors: Tensors, top_k: int, activation: Any, num_experts: int, ep_rank: int,
+              ep_size: int, expert_map: Any, clamp: float | None, beta: float | None,
+              linear_beta: float | None, flags: dict[str, bool | None],
+              dtype: torch.dtype | None, output_dtype: torch.dtype | None,
+              options: PlanOptions, layout: str | None = None) -> Layer:
+    name = activation_name(activation)
+    act, gate_up_layout, clamp = _activation(name, clamp, beta, linear_beta)
+    table = _expert_map(expert_map, num_experts, ep_rank, ep_size)
+    format = weight_format(tensors.w13, tensors.w13_scales, **flags)
+    _, outputs, inputs = _view_shape("w13", tensors.w13, format)
+    if layout == "nk":
+        outputs, inputs = inputs, outputs
+    gated = act.kind != "relu2"
+    if gated and outputs % 2:
+        raise InvalidArgument(f"w13: expected gate and up, an even number of outputs, got "
+                              f"{outputs} in {list(tensors.w13.shape)}; {name} has a gate")
+    config = MoeConfig(
+        hidden_size=inputs, intermediate_size=outputs // 2 if gated else outputs,
+        num_experts=num_experts if table is None else len(table), top_k=top_k, activation=act,
+        dtype=dtype or _hidden_dtype(tensors), output_dtype=output_dtype,
+        gate_up_layout=gate_up_layout, clamp_limit=clamp)
+    options = dataclasses.replace(options, device=_device_name(tensors.w13.device),
+                                  expert_map=table)
+    weights = weights_of(tensors, format, layout)
+    layer = Layer(config, weights, options, format)
+    _refuse_if_unsupported(layer, tensors)
+    return layer
+
+
+def weights_of(tensors: Tensors, format: str, layout: str | None) -> ExpertWeights:
+    for name in ("w13_scales", "w13_bias", "w2", "w2_scales", "w2_bias"):
+        tensor = getattr(tensors, name)
+        if tensor is not None and tensor.device != tensors.w13.device:
+            raise InvalidArgument(f"{name}: expected a tensor on {tensors.w13.device} as w13, got "
+                                  f"one on {tensor.device}; move it")
+    return ExpertWeights(
+        w13=_weight("w13", tensors.w13, tensors.w13_scales, format, layout),
+        w2=_weight("w2", tensors.w2, tensors.w2_scales, format, layout),
+        w13_bias=tensors.w13_bias, w2_bias=tensors.w2_bias)
+
+
+def _refuse_if_unsupported(layer: Layer, tensors: Tensors) -> None:
+    """Asks the library, which gives the reason; create() does the rest of the checks."""
+    device = tensors.w13.device
+    if device.type not in ("cpu", "cuda", "xpu"):
+        raise InvalidArgument(f"w13: expected a tensor on cpu, cuda or xpu, got one on {device}; "
+                              "move it")
+    if device.type != "cpu":  # its memory is not read before the device is known to be there
+        answer = supports_format(layer.format, _device_name(device))
+        if not answer:
+            raise Unsupported(answer.reason)
+    if layer.format not in FLOATS.values():
+        answer = _core.FusedMoe.supports(layer.config, layer.weights, layer.options)
+        if not answer:
+            raise Unsupported(f"{answer.reason} (w13 is {_IN_WORDS[layer.format]}: "
+                              f"{tensors.w13.dtype} {list(tensors.w13.shape)})")
+
+
+def in_words_of_apply(error: Error, workspace13: Tensor | None = None,
+                      workspace2: Tensor | None = None) -> Error:
+    """The same error with the names that ``apply`` has for its arguments."""
+    lent = [name for name, tensor in (("workspace13", workspace13), ("workspace2", workspace2))
+            if tensor is not None]
+    text = str(error)
+    if lent:
+        one = "workspace2" if workspace2 is not None else "workspace13"
+        both = " and ".join(lent) if " + " in text else one
+        text = re.sub(r"^workspace(?=:)", both, text)
+        text = re.sub(r"(?<=apart from )workspace(?= at)", one, text)
+    text = re.sub(r"^hidden(?=[:.])", "hidden_states", text)
+    text = re.sub(r"(?<=apart from )hidden(?= at)", "hidden_states", text)
+    return type(error)(text)
