@@ -25,7 +25,7 @@ from ._xpu_layer import (
     weight_format,
     weights_of,
 )
-from .config import PlanOptions
+from .config import PlanOptions, WeightLayout
 from .errors import Error, Unsupported
 from .torch import FusedMoe
 
@@ -147,7 +147,7 @@ def _find(key: tuple[Any, ...], tensors: Sequence[Tensor]) -> _Cached:
         return entry
 
 
-def _layout_of(w13: Tensor, w2: Tensor, hidden_size: int, gated: bool) -> str:
+def _layout_of(w13: Tensor, w2: Tensor, hidden_size: int, gated: bool) -> WeightLayout:
     """[E, K, N], or [E, N, K] of the first versions: the hidden size tells which."""
     nk = (w13.shape[2] == hidden_size and w2.shape[1] == hidden_size
           and w13.shape[1] == (2 if gated else 1) * w2.shape[2])
@@ -173,14 +173,14 @@ def xpu_fused_moe(*arguments: Any, **named: Any) -> Tensor:
     if call.get("act_quant"):
         raise Unsupported("act_quant: expected False, got True: activations are not quantised; "
                           "pass False")
-    tensors = Tensors(*(call.get(name) for name in TENSORS))
+    tensors = Tensors(**{name: call.get(name) for name in TENSORS})
     hidden, output = call["hidden_states"], call.get("output")
     if output is None:
         output = torch.empty_like(hidden)
     flags = {name: call.get(name) for name in _FLAG_NAMES}
     activation = activation_name(call["activation"])
     format = weight_format(tensors.w13, tensors.w13_scales, **flags)
-    layout = None
+    layout: WeightLayout | None = None
     if format in FLOATS.values() and tensors.w13.ndim == tensors.w2.ndim == 3:
         layout = _layout_of(tensors.w13, tensors.w2, hidden.shape[1], activation != "relu2_no_mul")
     expert_map = call.get("expert_map")

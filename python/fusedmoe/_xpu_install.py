@@ -68,7 +68,7 @@ def handshake() -> None:
                               "install it again")
 
 
-def calls_out_of_step(source: str, cls: type) -> list[str]:
+def calls_out_of_step(source: str, cls: Any) -> list[str]:
     """What in an engine's source calls XpuFusedMoe, or its ``apply``, in a way that ``cls`` does
     not take: one line each."""
     wrong = []
@@ -84,8 +84,9 @@ def calls_out_of_step(source: str, cls: type) -> list[str]:
             name, target = "XpuFusedMoe.apply", cls.apply
         else:
             continue
-        keywords = [keyword.arg for keyword in node.keywords]
-        if None in keywords or any(isinstance(one, ast.Starred) for one in node.args):
+        keywords = [keyword.arg for keyword in node.keywords if keyword.arg is not None]
+        if len(keywords) < len(node.keywords) or any(
+                isinstance(one, ast.Starred) for one in node.args):
             continue  # **settings: what they hold is not in the source
         try:
             inspect.signature(target).bind(None, *node.args, **dict.fromkeys(keywords))
@@ -180,7 +181,7 @@ def _make_interface() -> types.ModuleType:
     for module in modules:
         sys.modules[module.__name__] = module
         _replaced.append((sys.modules, module.__name__, _MISSING))
-    package.fused_moe_interface = interface
+    setattr(package, "fused_moe_interface", interface)
     return interface
 
 

@@ -8,17 +8,21 @@ import dataclasses
 import enum
 import math
 import re
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import torch
 
 from . import _core
 from .config import (
+    Activation,
     ActivationConfig,
     ExpertWeights,
+    GateUpLayout,
     MoeConfig,
     PlanOptions,
     Support,
+    WeightFormat,
+    WeightLayout,
     WeightScales,
     WeightTensor,
 )
@@ -28,7 +32,7 @@ Tensor = torch.Tensor
 
 # --- Formats: the dtype of w13, then the dtype and rank of its scales -----------------------------
 
-_FP8 = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
+_FP8: dict[torch.dtype, WeightFormat] = {torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2"}
 FLOATS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 _FP4 = getattr(torch, "float4_e2m1fn_x2", None)  # PyTorch >= 2.8
 _E8M0 = (torch.uint8, torch.float8_e8m0fnu)
@@ -89,7 +93,7 @@ def weight_format(w13: Tensor, w13_scales: Tensor | None = None, **flags: bool |
     return found
 
 
-def _refuse_flags(w13: Tensor, flags: dict[str, bool | None]) -> str:
+def _refuse_flags(w13: Tensor, flags: dict[str, bool | None]) -> NoReturn:
     said = ", ".join(f"{name}=True" for name, value in flags.items() if value)
     raise InvalidArgument(f"w13: expected weights in the format that {said} claims, got "
                           f"{w13.dtype}; drop the flags, the dtypes say the format")
@@ -131,7 +135,7 @@ def _scales(name: str, scales: Tensor | None, format: str, inputs: int) -> Weigh
 
 
 def _weight(name: str, w: Tensor, scales: Tensor | None, format: str,
-            layout: str | None = None) -> WeightTensor:
+            layout: WeightLayout | None = None) -> WeightTensor:
     """``layout``: of unquantised tensors; None = "kn", as the peers keep them."""
     if format in FLOATS.values():  # w13 and w2 may differ in their float
         if w.dtype not in FLOATS:
@@ -152,7 +156,12 @@ def _weight(name: str, w: Tensor, scales: Tensor | None, format: str,
         raise Unsupported(f"{name}: expected int4 as uint8 (q - 8), got {_IN_WORDS[format]}, which "
                           "has no description here; give the tensor as it was before it was "
                           "rewritten")
-    return WeightTensor(data=w.view(torch.uint8), format=format, shape=shape, scales=said)
+    return WeightTensor(data=w.view(torch.uint8), format=cast(WeightFormat, format), shape=shape,
+                        scales=said)
+
+
+def _never_called(expert: int) -> ExpertWeights:
+    raise AssertionError("supports() reads no weights")
 
 
 def supports_format(format: str, device: str = "cpu") -> Support:
@@ -160,8 +169,8 @@ def supports_format(format: str, device: str = "cpu") -> Support:
     not, why: asks the library with a small layer."""
     if format == "int4_signed":
         return Support(False, f"{_IN_WORDS[format]} has no description; give int4 as uint8")
-    name = {"fp8": "fp8_e4m3", "fp8_block": "fp8_e4m3"}.get(format, format)
-    layout = "nk" if _is_four_bit(format) else "kn"
+    name = cast(WeightFormat, "fp8_e4m3" if format in ("fp8", "fp8_block") else format)
+    layout: WeightLayout = "nk" if _is_four_bit(format) else "kn"
     scales = {
         "fp8": WeightScales(layout="tensor", type="f32"),
         "fp8_block": WeightScales(layout="block", type="f32", block_n=_BLOCK, block_k=_BLOCK,
@@ -176,14 +185,14 @@ def supports_format(format: str, device: str = "cpu") -> Support:
 
     config = MoeConfig(hidden_size=_BLOCK, intermediate_size=_BLOCK, num_experts=1, top_k=1)
     weights = ExpertWeights(w13=tensor(2 * _BLOCK, _BLOCK), w2=tensor(_BLOCK, _BLOCK),
-                            source=lambda expert: None)  # states shapes; nothing is read
+                            source=_never_called)  # states shapes; nothing is read
     return _core.FusedMoe.supports(config, weights, PlanOptions(device=device))
 
 
 # --- Activations ----------------------------------------------------------------------------------
 
 # Name of the peers -> (kind of the library, gate/up layout).
-ACTIVATIONS: dict[str, tuple[str, str]] = {
+ACTIVATIONS: dict[str, tuple[Activation, GateUpLayout]] = {
     "silu": ("silu", "halves"),
     "gelu": ("gelu", "halves"),
     "gelu_tanh": ("gelu_tanh", "halves"),
@@ -209,7 +218,7 @@ def activation_name(activation: Any) -> str:
 
 
 def _activation(name: str, clamp: float | None, beta: float | None, linear_beta: float | None
-                ) -> tuple[ActivationConfig, str, float | None]:
+                ) -> tuple[ActivationConfig, GateUpLayout, float | None]:
     """The library's activation, gate/up layout and clamp."""
     kind, layout = ACTIVATIONS[name]
     if clamp is not None and math.isnan(clamp):
@@ -230,7 +239,7 @@ def _activation(name: str, clamp: float | None, beta: float | None, linear_beta:
         raise Unsupported(f"gemm1_clamp_limit: expected None for {name}, got {clamp}; it is "
                           "defined for silu, gelu and gelu_tanh")
     config = ActivationConfig(kind=kind, alpha=_ALPHA, limit=limit,
-                              beta=beta if kind == "situ" else 0.0,
+                              beta=(beta or 0.0) if kind == "situ" else 0.0,
                               linear_beta=(linear_beta or 0.0) if kind == "situ" else 0.0)
     return config, layout, clamp
 
@@ -306,7 +315,7 @@ def describe(tensors: Tensors, top_k: int, activation: Any, num_experts: int, ep
               ep_size: int, expert_map: Any, clamp: float | None, beta: float | None,
               linear_beta: float | None, flags: dict[str, bool | None],
               dtype: torch.dtype | None, output_dtype: torch.dtype | None,
-              options: PlanOptions, layout: str | None = None) -> Layer:
+              options: PlanOptions, layout: WeightLayout | None = None) -> Layer:
     name = activation_name(activation)
     act, gate_up_layout, clamp = _activation(name, clamp, beta, linear_beta)
     table = _expert_map(expert_map, num_experts, ep_rank, ep_size)
@@ -331,7 +340,7 @@ def describe(tensors: Tensors, top_k: int, activation: Any, num_experts: int, ep
     return layer
 
 
-def weights_of(tensors: Tensors, format: str, layout: str | None) -> ExpertWeights:
+def weights_of(tensors: Tensors, format: str, layout: WeightLayout | None) -> ExpertWeights:
     for name in ("w13_scales", "w13_bias", "w2", "w2_scales", "w2_bias"):
         tensor = getattr(tensors, name)
         if tensor is not None and tensor.device != tensors.w13.device:

@@ -31,6 +31,9 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "swigluoai", "swiglustep", "si
 DType = Literal["f32", "f16", "bf16"]
 WeightFormat = Literal["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp4", "nvfp4",
                        "int8", "int4", "q4_k", "q5_k", "q6_k"]
+GateUpLayout = Literal["halves", "interleaved"]
+WeightLayout = Literal["nk", "kn"]
+StalePolicy = Literal["raise", "refresh"]
 # A NumPy array, a torch tensor, anything with __dlpack__, or a TensorView.
 Array = Any
 
@@ -71,7 +74,7 @@ class MoeConfig:
     """Of hidden: f32, f16 or bf16, or torch's or NumPy's name of one of them."""
     output_dtype: Any = None
     """Of output; None = ``dtype``."""
-    gate_up_layout: Literal["halves", "interleaved"] = "halves"
+    gate_up_layout: GateUpLayout = "halves"
     """How gate and up rows lie in w13; gpt-oss interleaves."""
     gate_up_order: Literal["gate_up", "up_gate"] = "gate_up"
     clamp_limit: float | None = None
@@ -120,7 +123,7 @@ class WeightTensor:
     data: Array = None
     format: WeightFormat | None = None
     """None = as the dtype of ``data`` says."""
-    layout: Literal["nk", "kn"] = "nk"
+    layout: WeightLayout = "nk"
     """N = outputs, K = inputs; nk is checkpoint order."""
     shape: tuple[int, int, int] | None = None
     """Logical (experts, outputs, inputs); None = as the shape of ``data`` says. For tensors
@@ -176,7 +179,7 @@ class PlanOptions:
     storage: Array = None
     """A writable contiguous array or tensor of ``packed_weights_size().bytes``, for ``caller`` and
     ``adopt``; its dtype does not matter."""
-    on_stale: Literal["raise", "refresh"] = "raise"
+    on_stale: StalePolicy = "raise"
     """What apply does when the weights have changed since the plan read them."""
     counters: bool = False
     """Count calls, and tokens per local expert: see ``FusedMoe.counters()``."""

@@ -32,7 +32,7 @@ from ._xpu_layer import (
     weight_format,
     weights_of,
 )
-from .config import PlanOptions, WorkspaceFormula, WorkspaceSize
+from .config import PlanOptions, StalePolicy, WorkspaceFormula, WorkspaceSize
 from .errors import Error, InvalidArgument, Unsupported
 from .torch import FusedMoe
 
@@ -79,7 +79,7 @@ class XpuFusedMoe:
     InvalidArgument (a ValueError) or Unsupported (a NotImplementedError) with the reason.
     """
 
-    _on_stale = "raise"
+    _on_stale: StalePolicy = "raise"
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class XpuFusedMoe:
         is_mxfp8: bool | None = None,
         is_block_fp8: bool | None = None,
         dtype: torch.dtype | None = None,
-        on_stale: str | None = None,
+        on_stale: StalePolicy | None = None,
         options: PlanOptions | None = None,
     ) -> None:
         self._before_building()
@@ -146,19 +146,19 @@ class XpuFusedMoe:
 
     @property
     def w13(self) -> Tensor | None:
-        return self._tensors and self._tensors.w13
+        return None if self._tensors is None else self._tensors.w13
 
     @property
     def w2(self) -> Tensor | None:
-        return self._tensors and self._tensors.w2
+        return None if self._tensors is None else self._tensors.w2
 
     @property
     def w13_bias(self) -> Tensor | None:
-        return self._tensors and self._tensors.w13_bias
+        return None if self._tensors is None else self._tensors.w13_bias
 
     @property
     def w2_bias(self) -> Tensor | None:
-        return self._tensors and self._tensors.w2_bias
+        return None if self._tensors is None else self._tensors.w2_bias
 
     @property
     def expert_map(self) -> Any:
@@ -319,7 +319,7 @@ def shared_workspace(layers: Iterable[XpuFusedMoe], num_tokens: int) -> Tensor:
 class EngineXpuFusedMoe(XpuFusedMoe):
     """What engines get: ``on_stale="refresh"``, since they change weights and call no refresh()."""
 
-    _on_stale = "refresh"
+    _on_stale: StalePolicy = "refresh"
 
     def _before_building(self) -> None:
         _xpu_install.count_copies_of_reloads()

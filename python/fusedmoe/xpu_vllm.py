@@ -28,10 +28,10 @@ Tensor = torch.Tensor
 
 # vLLM's schemes of weights that XPUExperts takes, and what each is here.
 _SCHEMES = {None: "bf16", quant_utils.kFp8StaticTensorSym: "fp8"}
-_XPU_EXPERTS = xpu_moe.XPUExperts
+_XPU_EXPERTS: Any = xpu_moe.XPUExperts
 
 
-class FusedMoeXpuExperts(_XPU_EXPERTS):
+class FusedMoeXpuExperts(_XPU_EXPERTS):  # type: ignore[misc]
     """XPUExperts with a plan from ``process_weights_after_loading`` on, with real workspace sizes,
     and without staleness: weights that vLLM changes are read again, into the same memory.
 
@@ -92,7 +92,7 @@ class FusedMoeXpuExperts(_XPU_EXPERTS):
                                   "process_weights_after_loading(); load the model first")
         return self.fused_moe_impl
 
-    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+    def process_weights_after_loading(self, layer: Any) -> None:
         """Build from the layer's parameters, which are [E, K, N] by now. Later changes are seen by
         the plan itself, vLLM's reload included."""
         if self.fused_moe_impl is not None:
