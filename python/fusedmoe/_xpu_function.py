@@ -173,7 +173,8 @@ def xpu_fused_moe(*arguments: Any, **named: Any) -> Tensor:
     if call.get("act_quant"):
         raise Unsupported("act_quant: expected False, got True: activations are not quantised; "
                           "pass False")
-    tensors = Tensors(**{name: call.get(name) for name in TENSORS})
+    six: dict[str, Any] = {name: call.get(name) for name in TENSORS}
+    tensors = Tensors(**six)
     hidden, output = call["hidden_states"], call.get("output")
     if output is None:
         output = torch.empty_like(hidden)
