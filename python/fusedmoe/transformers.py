@@ -260,7 +260,7 @@ def _let_go(layer: _Layer) -> None:
 
 def _switch(state: _State, group: Any) -> None:
     """From now on weights are of this group. Caller holds the state's lock."""
-    if group == state.group:
+    if group is state.group:
         return
     for key, layer in list(state.layers.items()):
         if layer.group != group:
@@ -285,14 +285,12 @@ def _layer_of(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], dtype:
     with state.lock:
         layer = state.layers.get(key)
         if layer is None:
-            plan = _build(module, traits, tensors, options, dtype, top_k)
             # One object for equal groups, so that the test above can ask for identity.
-            same = [x.group for x in state.layers.values() if x.group == group]
-            layer = _Layer(plan, traits, same[0] if same else group, options.max_workspace_bytes)
-            _switch(state, layer.group)
-            state.layers[key] = layer
-        else:
-            _switch(state, layer.group)
+            group = next((x.group for x in state.layers.values() if x.group == group), group)
+            _switch(state, group)  # first: an old packed copy goes before a new one comes
+            plan = _build(module, traits, tensors, options, dtype, top_k)
+            state.layers[key] = layer = _Layer(plan, traits, group, options.max_workspace_bytes)
+        _switch(state, layer.group)
         return layer
 
 
@@ -320,8 +318,9 @@ def _workspace(size: int) -> torch.Tensor:
 def _constants(module: torch.nn.Module, dtype: torch.dtype, top_k: int) -> tuple[int, ...]:
     """What a compiled function keeps of a layer. Runs while it is being traced, on the module
     itself; the compiler then also guards on which module it is."""
-    layer = _layer_of(module, _tensors_of(module), dtype, top_k)
-    layer.compiled = True
+    with _state_of(module).lock:
+        layer = _layer_of(module, _tensors_of(module), dtype, top_k)
+        layer.compiled = True
     return layer.handle, layer.fixed, layer.per_token, layer.most
 
 
