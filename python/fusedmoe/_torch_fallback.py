@@ -40,6 +40,7 @@ class _Record:
         # One object, so that readers need no lock: tensors, roles, prints, what is only held.
         self.seen: tuple[list[torch.Tensor], list[int], list[tuple[Any, ...]], list[Any]] = (
             [], [], [], [])
+        self.memory: list[torch.Tensor] = []
 
     def watch(self, weights: Any, tensors: list[torch.Tensor], roles: list[int],
               refresh: bool) -> None:
@@ -50,6 +51,9 @@ class _Record:
             if refresh:
                 self.plan.refresh(weights)
             self.weights = weights
+            # Holding a tensor does not hold its memory: after `p.data = x` twice the second x may
+            # lie where the packed data lay, with the same version. These aliases keep it.
+            self.memory = [t.detach() for t in watched] if self.contents else []
             self.seen = watched, roles[:len(watched)], prints, kept
 
     def check(self, given: list[torch.Tensor]) -> None:
