@@ -69,8 +69,16 @@ class _Record:
             raise StaleWeights(
                 "weights: expected the tensors that the plan was made from, unchanged, got others "
                 "or changed ones; call refresh(), or build the plan with on_stale='refresh'")
-        tensors, roles, prints, kept = self.seen
-        now = list(given or tensors)
+        self.read(list(given or tensors))
+
+    def reread(self) -> None:
+        if not self.seen[0]:
+            raise InvalidArgument("weights: expected tensors, got none, and the plan watches none; "
+                                  "pass them")
+        self.read(self.seen[0])
+
+    def read(self, now: list[torch.Tensor]) -> None:
+        _, roles, prints, kept = self.seen
         if [_fingerprint(t, False)[:4] for t in now] != [p[:4] for p in prints]:
             raise StaleWeights(
                 "weights: expected tensors of the shapes, dtypes and device that the plan was made "
@@ -145,8 +153,8 @@ class Operators:
               refresh: bool) -> None:
         _find(handle).watch(weights, tensors, roles, refresh)
 
-    def check(self, handle: int) -> None:
-        _find(handle).check([])
+    def reread(self, handle: int) -> None:
+        _find(handle).reread()
 
     def thread_runner(self) -> int:
         return 0

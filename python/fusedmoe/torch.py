@@ -51,8 +51,8 @@ class _CppOperators:
         native = _core._NativeWeights(weights, "cpu")
         torch.ops.fusedmoe._watch(handle, native.address, tensors, roles, refresh)
 
-    def check(self, handle: int) -> None:
-        torch.ops.fusedmoe._check(handle)
+    def reread(self, handle: int) -> None:
+        torch.ops.fusedmoe._reread(handle)
 
     def thread_runner(self) -> int:
         return int(torch.ops.fusedmoe._thread_runner())
@@ -261,11 +261,10 @@ class FusedMoe:
     def refresh(self, weights: Any = None) -> None:
         """Read the weights again, into the same memory: those given, which are watched from now
         on, or the watched ones as they are. Raises as ``fusedmoe.FusedMoe.refresh``."""
-        weights = self._weights if weights is None else weights
         if weights is None:
-            raise InvalidArgument("weights: expected tensors, got None from a plan that watches "
-                                  "none; pass them")
-        if self._create[2]:
+            with _translated():
+                _operators.reread(self.handle)
+        elif self._create[2]:
             self._watch(weights, refresh=True)
             self._weights = weights
         else:

@@ -129,7 +129,7 @@ def _probe() -> tuple[torch.Tensor, torch.Tensor]:
     return gate, gate[(torch.arange(256, device="cpu") * 97 + 31) % 256]
 
 
-def _candidates(module: torch.nn.Module) -> Iterator[tuple[ActivationConfig, float | None]]:
+def _candidates(module: Any) -> Iterator[tuple[ActivationConfig, float | None]]:
     """Activation and clamp_limit, the plainest first."""
     if not module.has_gate:
         yield ActivationConfig(kind="relu2"), None
@@ -156,7 +156,7 @@ def _equal(got: torch.Tensor, expected: torch.Tensor, up: torch.Tensor) -> bool:
 
 
 @torch.no_grad()
-def _activation_of(module: torch.nn.Module) -> tuple[ActivationConfig, float | None]:
+def _activation_of(module: Any) -> tuple[ActivationConfig, float | None]:
     """Activation and clamp_limit of an experts module, told by their values: families override
     ``_apply_gate`` freely and give it no name. Raises Unsupported for what matches none."""
     gate, up = _probe()
@@ -180,7 +180,7 @@ def _activation_of(module: torch.nn.Module) -> tuple[ActivationConfig, float | N
                       f"{_gate_name(module)}, which gives other values; {_REMEDY}")
 
 
-def _gate_name(module: torch.nn.Module) -> str:
+def _gate_name(module: Any) -> str:
     act = getattr(module, "act_fn", None)
     act_name = getattr(act, "__name__", type(act).__name__)
     return f"_apply_gate with {act_name}" if module.has_gate else act_name
@@ -189,12 +189,12 @@ def _gate_name(module: torch.nn.Module) -> str:
 # --- Plans --------------------------------------------------------------------------------------
 
 
-def _traits_of(module: torch.nn.Module) -> _Traits:
+def _traits_of(module: Any) -> _Traits:
     return _Traits(module.has_gate, module.has_bias, module.is_transposed, module.is_concatenated,
                    module._is_expert_parallel)
 
 
-def _tensors_of(module: torch.nn.Module) -> tuple[torch.Tensor, ...]:
+def _tensors_of(module: Any) -> tuple[torch.Tensor, ...]:
     """w13, w2 and, where there are some, their biases: the order in which plans watch them."""
     w13 = module.gate_up_proj if module.has_gate else module.up_proj
     if not module.has_bias:
@@ -209,16 +209,6 @@ def _as_weights(traits: _Traits, tensors: Any) -> ExpertWeights:
     b13, b2 = biases or (None, None)
     return ExpertWeights(w13=WeightTensor(data=w13, layout=layout),
                          w2=WeightTensor(data=w2, layout=layout), w13_bias=b13, w2_bias=b2)
-
-
-def _held(options: _Options, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """What a plan may compare with later. A packed copy must not mistake new weights for the old
-    ones, and after ``p.data = x`` twice they can lie at the same address with the same version:
-    aliases keep the old memory from being given away. In borrowed weights there is no old or new.
-    """
-    if options.weights == "borrowed":
-        return list(tensors)
-    return [tensor.detach() for tensor in tensors]
 
 
 def _build(module: torch.nn.Module, traits: _Traits, tensors: tuple[torch.Tensor, ...],
@@ -238,7 +228,7 @@ def _build(module: torch.nn.Module, traits: _Traits, tensors: tuple[torch.Tensor
                                weight_storage="borrowed" if options.weights == "borrowed" else
                                "own", on_stale="refresh")
     try:
-        plan = FusedMoe.create(config, _as_weights(traits, _held(options, tensors)), plan_options)
+        plan = FusedMoe.create(config, _as_weights(traits, tensors), plan_options)
     except Error as error:
         raise type(error)(f"{type(module).__name__}: {error}; or {_REMEDY}") from None
     # The operator watches them from here on, and follows when others come; these would stay.
@@ -314,7 +304,7 @@ def _workspace(size: int) -> torch.Tensor:
     return tensor
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _constants(module: torch.nn.Module, dtype: torch.dtype, top_k: int) -> tuple[int, ...]:
     """What a compiled function keeps of a layer. Runs while it is being traced, on the module
     itself; the compiler then also guards on which module it is."""
@@ -324,7 +314,7 @@ def _constants(module: torch.nn.Module, dtype: torch.dtype, top_k: int) -> tuple
     return layer.handle, layer.fixed, layer.per_token, layer.most
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _refuse_gradients(module: torch.nn.Module) -> NoReturn:
     raise Unsupported(
         f"{type(module).__name__}: expected a call without gradients, got hidden states, router "
@@ -361,11 +351,9 @@ def _experts_forward(self: torch.nn.Module, hidden_states: torch.Tensor, top_k_i
         _apply_weights(output, hidden, router, index, workspace, list(tensors), handle)
         return output
     layer = _layer_of(self, tensors, hidden.dtype, top_k)
-    options, _ = layer.group
     workspace = _workspace(min(layer.fixed + layer.per_token * num_tokens, layer.most))
     try:
-        _apply_weights(output, hidden, router, index, workspace, _held(options, tensors),
-                       layer.handle)
+        _apply_weights(output, hidden, router, index, workspace, list(tensors), layer.handle)
     except RuntimeError as error:
         raise translate(error) from None
     return output
@@ -415,7 +403,7 @@ def configure(model: torch.nn.Module | None = None, *,
                               f"{max_workspace_bytes!r}; 0 is the least that works")
     named = dict(weights=weights, counters=counters, max_workspace_bytes=max_workspace_bytes,
                  isa=isa, max_threads=max_threads)
-    changes = {name: value for name, value in named.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if model is None:
         _default = _default._replace(**changes)
         return
@@ -477,7 +465,7 @@ def refresh(model: torch.nn.Module) -> None:
         shapes = tuple([(x.dtype, x.device, x.shape, x.stride()) for x in tensors])
         with state.lock:
             for layer in state.layers.values():
-                options, known = layer.group
+                _, known = layer.group
                 if layer.group == state.group and known == shapes:
-                    layer.plan._watch(_as_weights(layer.traits, _held(options, tensors)),
+                    layer.plan._watch(_as_weights(layer.traits, tensors),
                                       refresh=True)

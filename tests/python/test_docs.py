@@ -45,7 +45,7 @@ def test_blocks_run(page, kind, code, tmp_path):
     lines: list[str] = []
     for line, text in code:
         lines += [""] * (line - len(lines)) + text.splitlines()
-    script = tmp_path / f"{page.stem}.py"
+    script = tmp_path / f"docs_{page.stem}.py"  # no module of that name may be shadowed
     script.write_text("\n".join(lines) + "\n")
     result = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True,
                             text=True, check=False, timeout=300)

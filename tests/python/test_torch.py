@@ -262,6 +262,39 @@ def test_what_pytorch_does_not_count_needs_refresh():
         assert_close(output, layer.expected(hidden, router, ids), torch.bfloat16)
 
 
+@pytest.mark.parametrize("on_stale", ["raise", "refresh"])
+def test_memory_given_away_and_back_is_no_old_memory(on_stale):
+    """After `p.data = x` twice with no call between, the second x may lie where the packed data
+    lay, with the same version: what was read is kept, so that nothing new can lie there."""
+    layer = Layer(hidden_size=64, intermediate_size=64)
+    layer.w2 = torch.nn.Parameter(layer.w2, requires_grad=False)
+    plan = plan_of(layer, on_stale=on_stale)
+    hidden, router, ids = layer.tokens(9)
+    output = torch.empty_like(hidden)
+    for turn in range(40):
+        first = layer.w2.data_ptr()
+        layer.w2.data = torch.zeros(0, dtype=torch.bfloat16)  # slept
+        layer.w2.data = Layer(hidden_size=64, intermediate_size=64, seed=turn).w2  # woken
+        assert layer.w2.data_ptr() != first
+        if on_stale == "raise":
+            with pytest.raises(fusedmoe.errors.StaleWeights):
+                plan.apply(output, hidden, router, ids)
+            plan.refresh()
+        plan.apply(output, hidden, router, ids)
+        assert_close(output, layer.expected(hidden, router, ids), torch.bfloat16)
+
+
+def test_refresh_reads_what_is_watched_now():
+    layer, other = Layer(), Layer(seed=1)
+    plan = plan_of(layer, on_stale="refresh")
+    hidden, router, ids = layer.tokens(9)
+    output = torch.empty_like(hidden)
+    ops.apply_weights(output, hidden, router, ids, None, [other.w13, other.w2], plan.handle)
+    plan.refresh()
+    plan.apply(output, hidden, router, ids)
+    assert_close(output, other.expected(hidden, router, ids), torch.bfloat16)
+
+
 def test_a_change_while_a_plan_is_built_is_seen(monkeypatch):
     layer = Layer()
 

@@ -120,8 +120,8 @@ void watch(std::int64_t plan, std::int64_t native_weights, std::vector<Tensor> t
   });
 }
 
-void check(std::int64_t plan) {
-  with_codes([&] { (void)find_record(plan)->check({}); });
+void reread(std::int64_t plan) {
+  with_codes([&] { find_record(plan)->reread(); });
 }
 
 constexpr int kMostThreads = 4096;  // that a plan takes
@@ -149,7 +149,7 @@ STABLE_TORCH_LIBRARY(fusedmoe, library) {
   library.def("_unregister(int plan) -> ()");
   library.def(
       "_watch(int plan, int native_weights, Tensor[] tensors, int[] roles, bool refresh) -> ()");
-  library.def("_check(int plan) -> ()");
+  library.def("_reread(int plan) -> ()");
   library.def("_thread_runner() -> int");
 }
 
@@ -164,6 +164,6 @@ STABLE_TORCH_LIBRARY_IMPL(fusedmoe, CompositeExplicitAutograd, library) {
   library.impl("_register", TORCH_BOX(&fusedmoe::torch_op::register_plan));
   library.impl("_unregister", TORCH_BOX(&fusedmoe::torch_op::unregister_plan));
   library.impl("_watch", TORCH_BOX(&fusedmoe::torch_op::watch));
-  library.impl("_check", TORCH_BOX(&fusedmoe::torch_op::check));
+  library.impl("_reread", TORCH_BOX(&fusedmoe::torch_op::reread));
   library.impl("_thread_runner", TORCH_BOX(&fusedmoe::torch_op::thread_runner));
 }

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <new>
 #include <shared_mutex>
@@ -86,6 +88,7 @@ void PlanRecord::watch(const ExpertWeights& weights, std::vector<Tensor> tensors
     if (role != Role::kept) new_roles.push_back(role);
     (role == Role::kept ? kept : watched).push_back(std::move(tensors[i]));
   }
+  std::vector<Tensor> aliases = aliases_of(watched);
   const std::unique_lock lock(mutex_);
   // Before they are read: a change while they are read is a change not seen.
   std::vector<Fingerprint> prints;
@@ -95,7 +98,25 @@ void PlanRecord::watch(const ExpertWeights& weights, std::vector<Tensor> tensors
   roles_ = std::move(new_roles);
   watched_.swap(watched);  // the old ones are destroyed after the lock is open again
   kept_.swap(kept);
+  read_.swap(aliases);
   prints_ = std::move(prints);
+}
+
+std::vector<Tensor> PlanRecord::aliases_of(const std::vector<Tensor>& tensors) const {
+  std::vector<Tensor> aliases;
+  if (!contents_) return aliases;
+  for (const Tensor& tensor : tensors) aliases.push_back(alias_of(tensor));
+  return aliases;
+}
+
+void PlanRecord::reread() {
+  std::vector<Tensor> dropped;
+  const std::unique_lock lock(mutex_);
+  if (watched_.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "weights: expected tensors, got none, and the plan watches none; pass them");
+  }
+  dropped = refresh({});
 }
 
 bool PlanRecord::fresh(std::span<const Tensor> given) const {
@@ -124,16 +145,16 @@ std::shared_lock<std::shared_mutex> PlanRecord::check(std::span<const Tensor> gi
                   "on_stale='refresh'");
     }
     lock.unlock();
-    {
-      const std::unique_lock writer(mutex_);
-      if (!fresh(given)) refresh(given);
-    }  // others may come between, with other tensors: look again
+    std::vector<Tensor> dropped;
+    const std::unique_lock writer(mutex_);
+    if (!fresh(given)) dropped = refresh(given);
+    // Others may come before the next turn, with other tensors: look again.
   }
 }
 
 void PlanRecord::after_fork_in_child() { new (&mutex_) std::shared_mutex; }
 
-void PlanRecord::refresh(std::span<const Tensor> given) {
+std::vector<Tensor> PlanRecord::refresh(std::span<const Tensor> given) {
   std::vector<Tensor> tensors = watched_;
   if (!given.empty()) tensors.assign(given.begin(), given.end());
   std::vector<Fingerprint> prints;
@@ -168,8 +189,12 @@ void PlanRecord::refresh(std::span<const Tensor> given) {
   }
   plan_->refresh(weights);
   weights_ = std::move(weights);
+  std::vector<Tensor> aliases = aliases_of(tensors);
   watched_.swap(tensors);
+  read_.swap(aliases);
   prints_ = std::move(prints);
+  std::move(aliases.begin(), aliases.end(), std::back_inserter(tensors));
+  return tensors;
 }
 
 }  // namespace fusedmoe::torch_op

@@ -31,6 +31,9 @@ class PlanRecord {
   void watch(const ExpertWeights& weights, std::vector<Tensor> tensors,
              const std::vector<std::int64_t>& roles, bool refresh);
 
+  // The plan reads the watched tensors again, whether they have changed or not.
+  void reread();
+
   // Compares what the plan has read with the watched tensors as they are now or, when `given` is
   // not empty, with those, in the order of watch(). On a difference throws stale_weights, or
   // refreshes, as the policy says. As long as the lock that it returns is held, nobody else makes
@@ -44,7 +47,10 @@ class PlanRecord {
 
  private:
   bool fresh(std::span<const Tensor> given) const;
-  void refresh(std::span<const Tensor> given);
+  // Returns what is no longer held, to be destroyed when the lock is open: that may wait for
+  // Python's lock, which a fork holds while it waits for this one.
+  [[nodiscard]] std::vector<Tensor> refresh(std::span<const Tensor> given);
+  std::vector<Tensor> aliases_of(const std::vector<Tensor>& tensors) const;
 
   const std::shared_ptr<FusedMoe> plan_;
   std::shared_mutex mutex_;  // readers are calls, writers what changes the members below
@@ -54,6 +60,9 @@ class PlanRecord {
   std::vector<Role> roles_ = {};
   std::vector<Tensor> watched_ = {};
   std::vector<Fingerprint> prints_ = {};
+  // Aliases of what was read into a packed copy: until the next refresh its memory is nobody
+  // else's, so that an address that is equal is the same memory. Borrowed weights have no copy.
+  std::vector<Tensor> read_ = {};
   std::vector<Tensor> kept_ = {};
 };
 

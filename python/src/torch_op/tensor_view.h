@@ -26,6 +26,10 @@ std::span<const std::int32_t> to_map(const char* name, const Tensor& tensor);
 // The bytes of a contiguous tensor of any dtype on the CPU.
 std::span<std::byte> to_bytes(const char* name, const Tensor& tensor);
 
+// Another tensor on the same memory: keeps it when `tensor` is given other memory
+// (`tensor.data = other`), so that nothing new can lie there.
+Tensor alias_of(const Tensor& tensor);
+
 // What can change about a tensor without its owner telling: compared before each call.
 struct Fingerprint {
   const void* data = nullptr;
