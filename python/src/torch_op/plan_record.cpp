@@ -92,6 +92,7 @@ void PlanRecord::watch(const ExpertWeights& weights, std::vector<Tensor> tensors
   const std::unique_lock lock(mutex_);
   // Before they are read: a change while they are read is a change not seen.
   std::vector<Fingerprint> prints;
+  prints.reserve(watched.size());
   for (const Tensor& tensor : watched) prints.push_back(Fingerprint::of(tensor));
   if (refresh) plan_->refresh(weights);
   weights_ = weights;
@@ -105,6 +106,7 @@ void PlanRecord::watch(const ExpertWeights& weights, std::vector<Tensor> tensors
 std::vector<Tensor> PlanRecord::aliases_of(const std::vector<Tensor>& tensors) const {
   std::vector<Tensor> aliases;
   if (!contents_) return aliases;
+  aliases.reserve(tensors.size());
   for (const Tensor& tensor : tensors) aliases.push_back(alias_of(tensor));
   return aliases;
 }
