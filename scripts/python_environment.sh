@@ -1,8 +1,7 @@
 #!/bin/sh
 # Makes or completes the virtual environment of the Python tests, and installs the package into it.
 #   scripts/python_environment.sh FOLDER
-# Downloads from PyPI: 2.6 GB with PyTorch's CUDA libraries, which its wheel needs even to be
-# imported on a CPU, and 0.4 GB for vLLM; see docs/dependencies.md.
+# Downloads 3 GB from PyPI: see docs/dependencies.md.
 set -eu
 cd "$(dirname "$0")/.."
 folder=$1
