@@ -156,6 +156,9 @@ def test_config_comes_back_as_it_went_in():
     for field in ("hidden_size", "top_k", "output_dtype", "gate_up_layout", "gate_up_order",
                   "clamp_limit", "apply_router_weight_on_input"):
         assert getattr(got, field) == getattr(config, field)
+    config = dataclasses.replace(config, activation=fusedmoe.ActivationConfig(kind="swigluoai"),
+                                 clamp_limit=None)
+    assert fusedmoe.FusedMoe.create(config, layer.weights).config == config
 
 
 # --- Sources, versions, storage ---
