@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "fusedmoe/export.h"
@@ -96,9 +97,14 @@ struct ExpertWeights {
   // The tensors above then state shapes, formats and layouts, with null data.
   std::function<ExpertWeights(std::int64_t local_expert)> source = {};
 
+  // Whatever keeps the tensors alive, if the caller likes: the plan holds it for as long as it may
+  // read them (borrowed storage, and with StalePolicy::refresh), and destroys it on any thread.
+  std::shared_ptr<const void> owner = {};
+
   // A counter that the owner of the memory bumps after changing it; optional. See
   // FusedMoe::weights_version().
   const std::atomic<std::uint64_t>* version = nullptr;
+  std::shared_ptr<const void> version_owner = {};  // the same for the counter
 };
 
 // The experts of one rank out of weights that hold all: what a plan of that map takes. Yields one

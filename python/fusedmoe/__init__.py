@@ -90,7 +90,7 @@ def info() -> dict[str, Any]:
     torch calls (which imports torch, where it is installed)."""
     try:
         from . import torch as binding
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         operator = f"none: {error}"
     else:
         operator = binding.OPERATOR

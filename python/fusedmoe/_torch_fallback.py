@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import threading
 from typing import Any
 
 import torch
 
 from . import _core
+from ._fork import ForkLock
 from .config import WeightTensor
 from .errors import InvalidArgument, StaleWeights
 
 _ROLES = ("w13", "w13_up", "w2", "w13_bias", "w2_bias")
+_REFRESH, _RELEASE = 1, 2
 _SHARED = "Tensor(a!) output, Tensor hidden, Tensor topk_weights, Tensor topk_ids, "
 
 _library = torch.library.Library("fusedmoe", "DEF")
@@ -35,7 +36,7 @@ def _fingerprint(tensor: torch.Tensor, contents: bool) -> tuple[Any, ...]:
 class _Record:
     def __init__(self, plan: _core.FusedMoe, refresh: bool, contents: bool) -> None:
         self.plan, self.refreshes, self.contents = plan, refresh, contents
-        self.lock, self.turn = threading.Lock(), threading.Lock()
+        self.lock, self.turn = ForkLock(), ForkLock()
         self.weights: Any = None
         # One object, so that readers need no lock: tensors, roles, prints, what is only held.
         self.seen: tuple[list[torch.Tensor], list[int], list[tuple[Any, ...]], list[Any]] = (
@@ -43,13 +44,15 @@ class _Record:
         self.memory: list[torch.Tensor] = []
 
     def watch(self, weights: Any, tensors: list[torch.Tensor], roles: list[int],
-              refresh: bool) -> None:
+              before: int) -> None:
         with self.lock:
             watched = [t for t, role in zip(tensors, roles) if role < len(_ROLES)]
             kept = [t for t, role in zip(tensors, roles) if role >= len(_ROLES)]
             prints = [_fingerprint(t, self.contents) for t in watched]
-            if refresh:
+            if before == _REFRESH:
                 self.plan.refresh(weights)
+            elif before == _RELEASE:
+                self.plan.release_weights()
             self.weights = weights
             # Holding a tensor does not hold its memory: after `p.data = x` twice the second x may
             # lie where the packed data lay, with the same version. These aliases keep it.
@@ -89,7 +92,7 @@ class _Record:
             changed[_ROLES[role]] = (dataclasses.replace(old, data=tensor)
                                      if isinstance(old, WeightTensor) else tensor)
         self.watch(dataclasses.replace(self.weights, **changed), now + kept,
-                   roles + [len(_ROLES)] * len(kept), True)
+                   roles + [len(_ROLES)] * len(kept), _REFRESH)
 
 
 _records: dict[int, _Record] = {}
@@ -150,8 +153,8 @@ class Operators:
         _records.pop(handle, None)
 
     def watch(self, handle: int, weights: Any, tensors: list[torch.Tensor], roles: list[int],
-              refresh: bool) -> None:
-        _find(handle).watch(weights, tensors, roles, refresh)
+              before: int) -> None:
+        _find(handle).watch(weights, tensors, roles, before)
 
     def reread(self, handle: int) -> None:
         _find(handle).reread()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ._fork import ForkLock
 from ._xpu_layer import (
     FLAGS,
     FLOATS,
@@ -93,7 +93,7 @@ class _Cached:
     """A plan of the function, and the tensors that it has read, which it does not keep alive."""
 
     owners: list[weakref.ref[Tensor]]
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    lock: ForkLock = dataclasses.field(default_factory=ForkLock)
     plan: FusedMoe | None = None
     prints: tuple[Any, ...] = ()
 
@@ -101,7 +101,7 @@ class _Cached:
 # Keyed by the tensors' identity and everything else that shapes a plan. Entries go when one of
 # their tensors does, so an id in a key is never that of another tensor.
 _cache: dict[tuple[Any, ...], _Cached] = {}
-_cache_lock = threading.RLock()  # a weak reference's callback may come while it is held
+_cache_lock = ForkLock()  # a weak reference's callback may come while it is held
 _builds: dict[tuple[Any, ...], int] = {}  # of tensors that keep changing their identity
 _BUILDS_BEFORE_WARNING = 4
 
@@ -221,7 +221,7 @@ def xpu_fused_moe(*arguments: Any, **named: Any) -> Tensor:
 def _refresh_function(w13: Tensor) -> int:
     """Have plans of this w13 read their weights again at their next call; returns how many."""
     with _cache_lock:
-        entries = [entry for key, entry in _cache.items() if key[0][0] == id(_owner(w13))]
+        entries = [entry for key, entry in list(_cache.items()) if key[0][0] == id(_owner(w13))]
     for entry in entries:
         with entry.lock:
             entry.prints = ()

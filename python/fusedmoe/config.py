@@ -152,7 +152,8 @@ class ExpertWeights:
     """[E, H]; optional; under tensor parallelism for one rank only, or it is added by each."""
     source: Callable[[int], "ExpertWeights"] | None = None
     """Instead of stacks, one local expert at a time: called with its local id, in ascending
-    order; the tensors above then state shapes without data. An exception of it passes through."""
+    order; the tensors above then state shapes without data. An exception of it passes through.
+    A plan with on_stale="refresh" keeps it: a method of the plan's own owner keeps both alive."""
     version: WeightsVersion | None = None
     """A counter that the owner of the memory bumps after changing it."""
 

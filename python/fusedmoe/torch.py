@@ -35,6 +35,8 @@ __all__ = ["OPERATOR", "FusedMoe", "thread_runner", "translate"]
 # In the order of torch_op::Role; what has no entry is held, not watched.
 _ROLES = ("w13", "w13_up", "w2", "w13_bias", "w2_bias")
 _KEPT = len(_ROLES)
+# torch_op::Before: what happens, in one step, before other tensors are watched.
+_NOTHING, _REFRESH, _RELEASE = range(3)
 
 
 class _CppOperators:
@@ -47,9 +49,9 @@ class _CppOperators:
         torch.ops.fusedmoe._unregister(handle)
 
     def watch(self, handle: int, weights: Any, tensors: list[torch.Tensor], roles: list[int],
-              refresh: bool) -> None:
+              before: int) -> None:
         native = _core._NativeWeights(weights, "cpu")
-        torch.ops.fusedmoe._watch(handle, native.address, tensors, roles, refresh)
+        torch.ops.fusedmoe._watch(handle, native.address, tensors, roles, before)
 
     def reread(self, handle: int) -> None:
         torch.ops.fusedmoe._reread(handle)
@@ -68,8 +70,7 @@ def _load_operators() -> tuple[Any, str]:
     if wanted == "python":
         reason = "FUSEDMOE_TORCH_OPERATOR asks for it"
     elif not library.is_file():
-        reason = ("the package was built without PyTorch; install torch first, then fusedmoe with "
-                  "--force-reinstall --no-cache-dir")
+        reason = "the package was built without PyTorch; install it again beside torch"
     else:
         try:
             torch.ops.load_library(str(library))
@@ -179,7 +180,7 @@ class FusedMoe:
         borrowed = options.weight_storage == "borrowed"
         self.handle: int = _operators.register(plan, options.on_stale == "refresh", not borrowed)
         self._finalizer = weakref.finalize(self, _operators.unregister, self.handle)
-        self._watch(weights if watch else None, refresh=False)
+        self._watch(weights if watch else None, _NOTHING)
 
     @classmethod
     def create(cls, config: MoeConfig, weights: Any, options: PlanOptions | None = None, *,
@@ -202,24 +203,23 @@ class FusedMoe:
         # What has changed is this class's to see; the library sees the owner's version, if any.
         versioned = getattr(weights, "version", None) is not None
         inner = options if versioned else dataclasses.replace(options, on_stale="raise")
-        plan = _core.FusedMoe.create(config, weights, inner)
+        # Tensors are held by the watch, which follows the ones that replace them.
+        held_here = watch and bool(tensors)
+        create = _core.FusedMoe._create_unheld if held_here else _core.FusedMoe.create
+        plan = create(config, weights, inner)
         made = cls(plan, config, weights, options, watch)
         if watch and [_state_of(tensor) for tensor in tensors] != before:
             made.refresh()  # another thread changed them while they were read
         return made
 
-    def _watch(self, weights: Any, refresh: bool) -> None:
+    def _watch(self, weights: Any, before: int) -> None:
+        """Watch the tensors of ``weights`` from now on; those of files and sources are none."""
         tensors, roles = _tensors_of(weights)
-        if not tensors:
-            if refresh:
-                self.plan.refresh(weights)
-            return
         options = self._create[1]
         kept = [options.storage] if isinstance(options.storage, torch.Tensor) else []
         with _translated():
-            _operators.watch(self.handle, weights, tensors + kept, roles + [_KEPT] * len(kept),
-                             refresh)
-        self.plan._forget_weights()  # the watch holds them from here on
+            _operators.watch(self.handle, weights if tensors else ExpertWeights(), tensors + kept,
+                             roles + [_KEPT] * len(kept), before)
 
     # --- Calls ---
 
@@ -261,20 +261,40 @@ class FusedMoe:
     def refresh(self, weights: Any = None) -> None:
         """Read the weights again, into the same memory: those given, which are watched from now
         on, or the watched ones as they are. Raises as ``fusedmoe.FusedMoe.refresh``."""
-        if weights is None:
+        if weights is None and (self._weights is None or _tensors_of(self._weights)[0]):
             with _translated():
                 _operators.reread(self.handle)
-        elif self._create[2]:
-            self._watch(weights, refresh=True)
+            return
+        weights = self._weights if weights is None else weights  # of files or of a source
+        if not self._create[2]:
+            self.plan.refresh(weights)
+        elif _tensors_of(weights)[0]:
+            self._watch(weights, _REFRESH)
             self._weights = weights
         else:
+            self._refresh_unwatched(weights)
+
+    def _refresh_unwatched(self, weights: Any) -> None:
+        """From files or a source, which may run Python: outside of the operators' locks. The old
+        tensors are let go of first, or a call in between could read them again."""
+        old = self._weights
+        tensors, _ = _tensors_of(old)
+        before = [_state_of(tensor) for tensor in tensors]
+        self._watch(None, _NOTHING)
+        try:
             self.plan.refresh(weights)
+        except BaseException:
+            if tensors:  # nothing was read, or the plan is stale until a refresh succeeds
+                self._watch(old, _NOTHING)
+                if [_state_of(tensor) for tensor in tensors] != before:
+                    self.refresh(old)
+            raise
+        self._weights = weights
 
     def release_weights(self) -> None:
         """Give the memory of packed weights back and let go of the tensors (sleep). Until
         ``refresh(weights)``, calls raise StaleWeights."""
-        self.plan.release_weights()
-        _operators.watch(self.handle, ExpertWeights(), [], [], False)
+        self._watch(None, _RELEASE)
         self._weights = None
 
     @property
@@ -315,9 +335,12 @@ class FusedMoe:
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedMoe":
         """A plan of the copied tensors: the copy of a model must not follow the original. One that
         watches nothing is shared."""
-        if self._weights is None:
-            return self
         config, options, watch = self._create
+        if not watch:
+            return self
+        if self._weights is None:
+            raise InvalidArgument("deepcopy: expected a plan with its weights, got one after "
+                                  "release_weights(); refresh it first")
         return type(self).create(config, copy.deepcopy(self._weights, memo),
                                  dataclasses.replace(
                                      options, storage=copy.deepcopy(options.storage, memo)),

@@ -20,9 +20,10 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from ._fork import ForkLock
 from .config import ActivationConfig, ExpertWeights, MoeConfig, PlanOptions, WeightTensor
 from .errors import Error, InvalidArgument, Unsupported
-from .torch import FusedMoe, translate
+from .torch import _REFRESH, _RELEASE, FusedMoe, translate
 
 __all__ = ["NAME", "configure", "plans", "prepare", "refresh"]
 
@@ -74,7 +75,7 @@ class _State:
     __slots__ = ("lock", "options", "layers", "group")
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = ForkLock()
         self.options: _Options | None = None  # None = the default, whatever it is by then
         self.layers: dict[Any, _Layer] = {}
         # Options and shapes of the weights that were used last; there are no plans of others, but
@@ -83,7 +84,7 @@ class _State:
 
 
 _states: weakref.WeakKeyDictionary[torch.nn.Module, _State] = weakref.WeakKeyDictionary()
-_states_lock = threading.Lock()
+_states_lock = ForkLock()
 _default = _Options()
 
 
@@ -244,8 +245,7 @@ def _let_go(layer: _Layer) -> None:
         # Of that shape, and without memory: no tensor of a call is equal to it.
         stand_ins.append(torch.empty_strided(shape, stride, dtype=dtype, device="cpu"))
         stand_ins[-1].untyped_storage().resize_(0)
-    layer.plan.plan.release_weights()
-    layer.plan._watch(_as_weights(layer.traits, stand_ins), refresh=False)
+    layer.plan._watch(_as_weights(layer.traits, stand_ins), _RELEASE)
 
 
 def _switch(state: _State, group: Any) -> None:
@@ -466,6 +466,6 @@ def refresh(model: torch.nn.Module) -> None:
         with state.lock:
             for layer in state.layers.values():
                 _, known = layer.group
-                if layer.group == state.group and known == shapes:
-                    layer.plan._watch(_as_weights(layer.traits, tensors),
-                                      refresh=True)
+                # A compiled function may be using a plan of other options.
+                if known == shapes and (layer.group == state.group or layer.compiled):
+                    layer.plan._watch(_as_weights(layer.traits, tensors), _REFRESH)

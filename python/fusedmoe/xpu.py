@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import threading
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from . import _xpu_install
+from ._fork import ForkLock
 from ._xpu_function import xpu_fused_moe
 from ._xpu_install import handshake, uninstall
 from ._xpu_layer import (
@@ -135,7 +135,7 @@ class XpuFusedMoe:
         self.device = w13.device
         self._num_global = layer.config.num_experts
         self._expert_map = expert_map
-        self._lock = threading.Lock()  # refreshes: which tensors are held is what the plan has read
+        self._lock = ForkLock()  # refreshes: which tensors are held is what the plan has read
         self._tensors: Tensors | None = tensors
         self.plan = FusedMoe.create(layer.config, layer.weights, layer.options)
 
@@ -301,7 +301,7 @@ class XpuFusedMoe:
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         for name, value in self.__dict__.items():
-            other.__dict__[name] = (threading.Lock() if name == "_lock"
+            other.__dict__[name] = (ForkLock() if name == "_lock"
                                     else copy.deepcopy(value, memo))
         return other
 

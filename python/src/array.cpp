@@ -99,7 +99,8 @@ struct Torch {
     nb::dict modules = nb::borrow<nb::dict>(nb::module_::import_("sys").attr("modules"));
     if (!modules.contains("torch")) return nullptr;
     nb::object module = modules["torch"];
-    if (!nb::hasattr(module, "Tensor")) return nullptr;  // still being imported
+    // Another thread may still be importing it: dtypes come after the class.
+    if (!nb::hasattr(module, "Tensor") || !nb::hasattr(module, "bfloat16")) return nullptr;
     auto torch = std::make_unique<Torch>();
     torch->tensor_type = module.attr("Tensor");
     for (std::size_t i = 0; i < kElements.size(); ++i) {
@@ -309,7 +310,13 @@ MatrixView to_row(const char* name, const Array& array) {
   return to_matrix(name, row);
 }
 
+void check_on_cpu(const char* name, const Array& array) {
+  if (array.device.empty()) return;
+  refuse(name, "memory of the CPU", array.text(), "move it");
+}
+
 std::span<std::byte> to_bytes(const char* name, const Array& array) {
+  check_on_cpu(name, array);
   if (!array.contiguous()) {
     refuse(name, "contiguous memory", array.text() + " with gaps", "pass .contiguous()");
   }

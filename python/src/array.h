@@ -65,7 +65,10 @@ MatrixView to_matrix(const char* name, const Array& array);
 // The same for a 1-D array, as one row.
 MatrixView to_row(const char* name, const Array& array);
 
-// The bytes of a contiguous array of any type.
+// Throws Error{invalid_argument} for memory that is not the CPU's.
+void check_on_cpu(const char* name, const Array& array);
+
+// The bytes of a contiguous array of any type, on the CPU.
 std::span<std::byte> to_bytes(const char* name, const Array& array);
 
 // str(object).

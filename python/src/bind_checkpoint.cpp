@@ -86,7 +86,9 @@ void bind_checkpoint(nb::module_& module) {
           nb::arg("expert_map"),
           nb::sig("def local(self, expert_map: ExpertMap | Sequence[int] | Array) -> "
                   "CheckpointWeights"),
-          "The experts of one rank: what a plan with that expert_map takes.");
+          "The experts of one rank: what a plan with that expert_map takes.")
+      .def("__copy__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__deepcopy__", [](nb::handle self, nb::handle) { return nb::borrow(self); });
 
   nb::class_<LayerObject>(module, "CheckpointLayer", "One MoE layer of a checkpoint.")
       .def_prop_ro(

@@ -25,30 +25,16 @@ nb::object named_tuple(const char* name) {
 
 RefreshWait to_wait(bool wait) { return wait ? RefreshWait::wait : RefreshWait::no_wait; }
 
-// What a later call may read: tensors that are borrowed or read again, and the version.
-void keep(PlanObject& plan, OwnedWeights& given) {
-  plan.weights = given.weights;
-  plan.weights.source = nullptr;
-  std::vector<nb::object> owners;
-  if (plan.reads_again) owners = std::move(given.owners);
-  plan.weight_owners.swap(owners);
-  std::swap(plan.version_owner, given.version);
-}
-
-PlanObject create(nb::handle config, nb::handle weights, nb::handle options) {
+PlanObject create(nb::handle config, nb::handle weights, nb::handle options, bool hold_weights) {
   const MoeConfig moe_config = to_config(config);
-  OwnedOptions plan_options = to_options(options);
-  OwnedWeights given = to_weights(weights, plan_options.options.device);
+  const OwnedOptions given = to_options(options);
+  ExpertWeights views = to_weights(weights, given.options.device);
+  const std::shared_ptr<const void> alive = views.owner;
+  if (!hold_weights) views.owner = nullptr;
   PlanObject plan;
-  {
-    const nb::gil_scoped_release release;
-    plan.plan = std::make_shared<FusedMoe>(
-        FusedMoe::create(moe_config, given.weights, plan_options.options));
-  }
-  plan.option_owners = std::move(plan_options.owners);
-  plan.reads_again = plan_options.options.weight_storage == WeightStorage::borrowed ||
-                     plan_options.options.on_stale == StalePolicy::refresh;
-  keep(plan, given);
+  plan.storage_owner = given.storage_owner;
+  const nb::gil_scoped_release release;
+  plan.plan = std::make_shared<FusedMoe>(FusedMoe::create(moe_config, views, given.options));
   return plan;
 }
 
@@ -86,22 +72,19 @@ void apply(const PlanObject& self, nb::handle output, nb::handle hidden, nb::han
   plan->apply(out, in, router, ids, scratch, context);
 }
 
-void refresh(PlanObject& self, nb::handle weights, bool wait) {
+void refresh(const PlanObject& self, nb::handle weights, bool wait) {
   const std::shared_ptr<FusedMoe> plan = self.plan;
-  OwnedWeights given = to_weights(weights, plan->device());
-  {
-    const nb::gil_scoped_release release;
-    plan->refresh(given.weights, to_wait(wait));
-  }
-  keep(self, given);
+  const ExpertWeights given = to_weights(weights, plan->device());
+  const nb::gil_scoped_release release;
+  plan->refresh(given, to_wait(wait));
 }
 
 void refresh_experts(const PlanObject& self, const std::vector<std::int64_t>& local_experts,
                      nb::handle weights, bool wait) {
   const std::shared_ptr<FusedMoe> plan = self.plan;
-  const OwnedWeights given = to_weights(weights, plan->device());
+  const ExpertWeights given = to_weights(weights, plan->device());
   const nb::gil_scoped_release release;
-  plan->refresh_experts(local_experts, given.weights, to_wait(wait));
+  plan->refresh_experts(local_experts, given, to_wait(wait));
 }
 
 }  // namespace
@@ -113,7 +96,11 @@ void bind_plan(nb::module_& module) {
       "Shareable: any number of threads may apply it at once, each with its own workspace. "
       "copy and deepcopy share it; it cannot be pickled: build it again from its weights.");
   plan.def_static(
-      "create", &create, nb::arg("config"), nb::arg("weights"), nb::arg("options") = nb::none(),
+      "create",
+      [](nb::handle config, nb::handle weights, nb::handle options) {
+        return create(config, weights, options, true);
+      },
+      nb::arg("config"), nb::arg("weights"), nb::arg("options") = nb::none(),
       nb::sig("def create(config: MoeConfig, weights: ExpertWeights | CheckpointWeights, options: "
               "PlanOptions | None = None) -> FusedMoe"),
       "Build a plan. Peak memory is the packed weights plus one expert.\n\n"
@@ -125,8 +112,8 @@ void bind_plan(nb::module_& module) {
         Support support;
         try {
           const OwnedOptions plan_options = to_options(options);
-          const OwnedWeights given = to_weights(weights, plan_options.options.device);
-          support = FusedMoe::supports(to_config(config), given.weights, plan_options.options);
+          const ExpertWeights given = to_weights(weights, plan_options.options.device);
+          support = FusedMoe::supports(to_config(config), given, plan_options.options);
         } catch (const Error& error) {  // what no struct of the library can say
           support = {false, error.what()};
         }
@@ -141,9 +128,9 @@ void bind_plan(nb::module_& module) {
       "packed_weights_size",
       [](nb::handle config, nb::handle weights, nb::handle options) {
         const OwnedOptions plan_options = to_options(options);
-        const OwnedWeights given = to_weights(weights, plan_options.options.device);
+        const ExpertWeights given = to_weights(weights, plan_options.options.device);
         return from_size(
-            FusedMoe::packed_weights_size(to_config(config), given.weights, plan_options.options));
+            FusedMoe::packed_weights_size(to_config(config), given, plan_options.options));
       },
       nb::arg("config"), nb::arg("weights"), nb::arg("options") = nb::none(),
       nb::sig("def packed_weights_size(config: MoeConfig, weights: ExpertWeights | "
@@ -266,18 +253,17 @@ void bind_plan(nb::module_& module) {
   plan.def_prop_ro("_native", [](const PlanObject& self) {
     return reinterpret_cast<std::uintptr_t>(static_cast<const NativePlan*>(&self));
   });
-  plan.def("_forget_weights", [](PlanObject& self) {
-    std::vector<nb::object> owners;
-    self.weight_owners.swap(owners);
+  plan.def_static("_create_unheld", [](nb::handle config, nb::handle weights, nb::handle options) {
+    return create(config, weights, options, false);
   });
-  nb::class_<OwnedWeights>(module, "_NativeWeights")
+  nb::class_<NativeWeights>(module, "_NativeWeights")
       .def(
           "__init__",
-          [](OwnedWeights* self, nb::handle weights, const std::string& device) {
-            new (self) OwnedWeights(to_weights(weights, parse_device(device)));
+          [](NativeWeights* self, nb::handle weights, const std::string& device) {
+            new (self) NativeWeights{to_weights(weights, parse_device(device))};
           },
           nb::arg("weights"), nb::arg("device"))
-      .def_prop_ro("address", [](const OwnedWeights& self) {
+      .def_prop_ro("address", [](const NativeWeights& self) {
         return reinterpret_cast<std::uintptr_t>(&self.weights);
       });
 }

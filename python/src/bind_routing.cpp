@@ -17,10 +17,14 @@ void bind(nb::module_& module, const char* name, Route route, const char* signat
       name,
       [route](nb::handle config, nb::handle logits, nb::handle topk_weights, nb::handle topk_ids) {
         const OwnedRouting routing = to_routing(config);
-        const MatrixView in = to_matrix("logits", to_array("logits", logits));
-        const MatrixView weights =
-            to_matrix("topk_weights", to_array("topk_weights", topk_weights, Access::write));
-        const MatrixView ids = to_matrix("topk_ids", to_array("topk_ids", topk_ids, Access::write));
+        const auto matrix = [](const char* argument, nb::handle object, Access access) {
+          const Array array = to_array(argument, object, access);
+          check_on_cpu(argument, array);
+          return to_matrix(argument, array);
+        };
+        const MatrixView in = matrix("logits", logits, Access::read);
+        const MatrixView weights = matrix("topk_weights", topk_weights, Access::write);
+        const MatrixView ids = matrix("topk_ids", topk_ids, Access::write);
         const nb::gil_scoped_release release;
         route(routing.config, in, weights, ids);
       },

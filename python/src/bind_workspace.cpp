@@ -14,8 +14,9 @@ namespace {
 WorkspaceSize to_size(nb::handle size) {
   WorkspaceSize result{0, 64};
   if (nb::try_cast(size, result.bytes)) return result;
-  if (PyTuple_Check(size.ptr()) != 0 && nb::len(size) == 2) {
-    return {nb::cast<std::int64_t>(size[0]), nb::cast<std::int64_t>(size[1])};
+  if (PyTuple_Check(size.ptr()) != 0 && nb::len(size) == 2 && nb::try_cast(size[0], result.bytes) &&
+      nb::try_cast(size[1], result.alignment)) {
+    return result;
   }
   refuse("size", "a WorkspaceSize or a number of bytes", nb::cast<std::string>(nb::repr(size)),
          "pass plan.workspace_size(max_tokens)");
@@ -35,7 +36,13 @@ nb::object from_size(const WorkspaceSize& size) {
 }
 
 Workspace to_workspace(nb::handle workspace, nb::handle workspace13) {
-  if (nb::isinstance<Lane>(workspace)) return nb::cast<const Lane&>(workspace).workspace;
+  if (nb::isinstance<Lane>(workspace)) {
+    if (!workspace13.is_none()) {
+      refuse("workspace13", "None beside a lane, which is the whole workspace", "another",
+             "pass one of them");
+    }
+    return nb::cast<const Lane&>(workspace).workspace;
+  }
   if (workspace13.is_none()) {
     return workspace.is_none() ? Workspace() : Workspace(to_span("workspace", workspace));
   }

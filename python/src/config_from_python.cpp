@@ -80,7 +80,7 @@ MoeConfig to_config(nb::handle object) {
   if (!object.attr("clamp_limit").is_none()) {
     config.clamp_limit = number<float>(object, kName, "clamp_limit");
   }
-  config.apply_router_weight_on_input = nb::cast<bool>(object.attr("apply_router_weight_on_input"));
+  config.apply_router_weight_on_input = boolean(object, kName, "apply_router_weight_on_input");
   return config;
 }
 
@@ -98,9 +98,14 @@ std::vector<std::int32_t> to_map(const char* name, nb::handle object) {
   }
   map.resize(static_cast<std::size_t>(view.columns));
   for (std::size_t i = 0; i < map.size(); ++i) {
-    map[i] = view.dtype == DType::i32
-                 ? static_cast<const std::int32_t*>(view.data)[i]
-                 : static_cast<std::int32_t>(static_cast<const std::int64_t*>(view.data)[i]);
+    const std::int64_t local = view.dtype == DType::i32
+                                   ? static_cast<const std::int32_t*>(view.data)[i]
+                                   : static_cast<const std::int64_t*>(view.data)[i];
+    map[i] = static_cast<std::int32_t>(local);
+    if (map[i] != local) {
+      refuse(std::string(name) + "[" + std::to_string(i) + "]", "a local id or -1",
+             std::to_string(local), "-1 marks experts of other ranks");
+    }
   }
   return map;
 }
@@ -121,7 +126,7 @@ OwnedOptions to_options(nb::handle object) {
   }
   options.mode = to_enum<ComputeMode>("options.mode", object.attr("mode"), kModes);
   if (const nb::object invariant = object.attr("batch_invariant"); !invariant.is_none()) {
-    options.batch_invariant = nb::cast<bool>(invariant);
+    options.batch_invariant = boolean(object, kName, "batch_invariant");
   }
   options.isa = to_text(object.attr("isa"));
   options.max_threads = number<int>(object, kName, "max_threads");
@@ -132,10 +137,10 @@ OwnedOptions to_options(nb::handle object) {
   if (const nb::object storage = object.attr("storage"); !storage.is_none()) {
     const Array array = to_array("options.storage", storage, Access::write);
     options.storage = to_bytes("options.storage", array);
-    owned.owners.push_back(array.owner);
+    owned.storage_owner = hold({array.owner});
   }
   options.on_stale = to_enum<StalePolicy>("options.on_stale", object.attr("on_stale"), kPolicies);
-  options.counters = nb::cast<bool>(object.attr("counters"));
+  options.counters = boolean(object, kName, "counters");
   return owned;
 }
 

@@ -47,10 +47,18 @@ T number(nb::handle object, const char* owner, const char* attribute) {
   T result{};
   if (!nb::try_cast(value, result)) {
     refuse(std::string(owner) + "." + attribute,
-           std::is_floating_point_v<T> ? "a number" : "a 64-bit integer",
+           std::is_floating_point_v<T> ? std::string("a number")
+                                       : "an integer of " + std::to_string(8 * sizeof(T)) + " bits",
            nb::cast<std::string>(nb::repr(value)), "pass one");
   }
   return result;
+}
+
+inline bool boolean(nb::handle object, const char* owner, const char* attribute) {
+  const nb::object value = object.attr(attribute);
+  if (value.is(Py_True) || value.is(Py_False)) return value.is(Py_True);
+  refuse(std::string(owner) + "." + attribute, "True or False",
+         nb::cast<std::string>(nb::repr(value)), "pass bool(...) of it");
 }
 
 }  // namespace fusedmoe::python

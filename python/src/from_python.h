@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "array.h"
@@ -15,16 +16,17 @@
 
 namespace fusedmoe::python {
 
-// Views and the objects that own what they show.
-struct OwnedWeights {
+// Keeps Python objects alive for C++, which may destroy it on any thread, without the GIL.
+std::shared_ptr<const void> hold(std::vector<nb::object> objects);
+
+// ExpertWeights as an object of Python: for fusedmoe.torch, which passes its address on.
+struct NativeWeights {
   ExpertWeights weights = {};
-  std::vector<nb::object> owners = {};
-  nb::object version = {};  // of ExpertWeights::version, if any
 };
 
 struct OwnedOptions {
   PlanOptions options = {};
-  std::vector<nb::object> owners = {};
+  std::shared_ptr<const void> storage_owner = {};
 };
 
 struct OwnedRouting {
@@ -40,7 +42,8 @@ struct WeightsVersion {
 MoeConfig to_config(nb::handle config);
 OwnedOptions to_options(nb::handle options);  // None = the defaults
 // Takes an ExpertWeights, or the weights of a checkpoint's layer. `device`: the plan's.
-OwnedWeights to_weights(nb::handle weights, const Device& device);
+// Owners of what the views show are in it.
+ExpertWeights to_weights(nb::handle weights, const Device& device);
 OwnedRouting to_routing(nb::handle config);
 // A list of int32, from an ExpertMap, a sequence or an array.
 std::vector<std::int32_t> to_map(const char* name, nb::handle map);

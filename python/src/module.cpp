@@ -50,6 +50,8 @@ void bind_version(nb::module_& module) {
       .def(
           "bump", [](WeightsVersion& self) { return self.value.fetch_add(1) + 1; },
           "Count one change; returns the new value.")
+      .def("__copy__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__deepcopy__", [](nb::handle self, nb::handle) { return nb::borrow(self); })
       .def_prop_ro("value", [](const WeightsVersion& self) { return self.value.load(); })
       .def_prop_ro(
           "address",

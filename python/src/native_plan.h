@@ -5,14 +5,12 @@
 #include <memory>
 
 #include "fusedmoe/fused_moe.h"
-#include "fusedmoe/weights.h"
 
 namespace fusedmoe::python {
 
 struct NativePlan {
   std::shared_ptr<FusedMoe> plan;
-  // Shapes, layouts and addresses that it read last; without source, when there was one.
-  ExpertWeights weights;
+  std::shared_ptr<const void> storage_owner;  // of the caller's memory for packed weights
 };
 
 }  // namespace fusedmoe::python

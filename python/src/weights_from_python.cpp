@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -71,7 +72,7 @@ WeightScales to_scales(const std::string& name, nb::handle object,
   scales.group_size = number<std::int64_t>(object, name.c_str(), "group_size");
   scales.block_n = number<std::int64_t>(object, name.c_str(), "block_n");
   scales.block_k = number<std::int64_t>(object, name.c_str(), "block_k");
-  scales.transposed = nb::cast<bool>(object.attr("transposed"));
+  scales.transposed = boolean(object, name.c_str(), "transposed");
   if (const nb::object data = object.attr("data"); !data.is_none()) {
     const Array array = dense(name + ".data", data, owners);
     scales.data = array.data;
@@ -188,59 +189,80 @@ BiasTensor to_bias(const char* name, nb::handle object, std::vector<nb::object>&
   return {view.data, view.dtype, view.rows, view.columns};
 }
 
-// A Python callable that any thread may drop, and that may be copied without the GIL.
-std::shared_ptr<nb::object> share(nb::object object) {
-  return {new nb::object(std::move(object)), [](nb::object* held) {
-            if (Py_IsInitialized() == 0) return;  // at exit: leak rather than crash
-            const nb::gil_scoped_acquire gil;
-            delete held;
-          }};
+struct Held {
+  std::vector<nb::object> objects;
+  Held* next = nullptr;
+};
+
+// What C++ has dropped and Python has not yet destroyed. The library drops owners inside its locks,
+// on any thread: waiting for the GIL there could meet a fork, which holds it and waits for them.
+std::atomic<Held*> g_dropped{nullptr};
+
+int drop_all(void* /*unused*/) {  // with the GIL
+  for (Held* held = g_dropped.exchange(nullptr); held != nullptr;) {
+    Held* const next = held->next;
+    delete held;
+    held = next;
+  }
+  return 0;
+}
+
+void drop_later(Held* held) {
+  held->next = g_dropped.load();
+  while (!g_dropped.compare_exchange_weak(held->next, held)) {
+  }
+  // When Python's queue is full, the next one takes all with it.
+  if (Py_IsInitialized() != 0) Py_AddPendingCall(&drop_all, nullptr);
 }
 
 }  // namespace
 
-OwnedWeights to_weights(nb::handle object, const Device& device) {
-  OwnedWeights owned;
+std::shared_ptr<const void> hold(std::vector<nb::object> objects) {
+  drop_all(nullptr);
+  return {new Held{std::move(objects)}, &drop_later};
+}
+
+ExpertWeights to_weights(nb::handle object, const Device& device) {
   if (nb::isinstance<CheckpointWeights>(object)) {
-    owned.weights = nb::cast<const CheckpointWeights&>(object).weights;
-    owned.owners.push_back(nb::borrow(object));
-    return owned;
+    ExpertWeights weights = nb::cast<const CheckpointWeights&>(object).weights;
+    weights.owner = hold({nb::borrow(object)});
+    return weights;
   }
   if (!nb::hasattr(object, "w13_bias")) {
     refuse("weights", "an ExpertWeights", to_text(object.type().attr("__name__")), "build one");
   }
-  ExpertWeights& weights = owned.weights;
-  weights.w13 = to_tensor("weights.w13", object.attr("w13"), device, owned.owners);
-  weights.w13_up = to_tensor("weights.w13_up", object.attr("w13_up"), device, owned.owners);
-  weights.w2 = to_tensor("weights.w2", object.attr("w2"), device, owned.owners);
-  weights.w13_bias = to_bias("weights.w13_bias", object.attr("w13_bias"), owned.owners);
-  weights.w2_bias = to_bias("weights.w2_bias", object.attr("w2_bias"), owned.owners);
+  ExpertWeights weights;
+  std::vector<nb::object> owners;
+  weights.w13 = to_tensor("weights.w13", object.attr("w13"), device, owners);
+  weights.w13_up = to_tensor("weights.w13_up", object.attr("w13_up"), device, owners);
+  weights.w2 = to_tensor("weights.w2", object.attr("w2"), device, owners);
+  weights.w13_bias = to_bias("weights.w13_bias", object.attr("w13_bias"), owners);
+  weights.w2_bias = to_bias("weights.w2_bias", object.attr("w2_bias"), owners);
+  weights.owner = hold(std::move(owners));
   if (const nb::object version = object.attr("version"); !version.is_none()) {
     if (!nb::isinstance<WeightsVersion>(version)) {
       refuse("weights.version", "a WeightsVersion", to_text(version.type().attr("__name__")),
              "build one and bump() it after each change");
     }
     weights.version = &nb::cast<WeightsVersion&>(version).value;
-    owned.version = version;
+    weights.version_owner = hold({version});
   }
   if (const nb::object source = object.attr("source"); !source.is_none()) {
-    // Between two calls the views of the first stay alive, as the source's contract asks.
     struct Yielded {
-      std::shared_ptr<nb::object> callable;
-      std::shared_ptr<nb::object> last;
+      std::shared_ptr<const void> owner;  // of the callable
+      nb::handle callable;
+      // Between two calls the views of the first stay alive, as the source's contract asks.
+      std::shared_ptr<const void> last;
     };
-    auto yielded = std::make_shared<Yielded>(Yielded{share(source), share(nb::none())});
+    auto yielded = std::make_shared<Yielded>(Yielded{hold({source}), source, nullptr});
     weights.source = [yielded, device](std::int64_t local_expert) {
       const nb::gil_scoped_acquire gil;
-      nb::object one = (*yielded->callable)(local_expert);
-      OwnedWeights views = to_weights(one, device);
-      nb::list owners;
-      for (const nb::object& owner : views.owners) owners.append(owner);
-      *yielded->last = std::move(owners);
-      return views.weights;
+      ExpertWeights one = to_weights(yielded->callable(local_expert), device);
+      yielded->last = one.owner;
+      return one;
     };
   }
-  return owned;
+  return weights;
 }
 
 }  // namespace fusedmoe::python

@@ -136,6 +136,7 @@ void WeightsState::update(RefreshWait wait, const ExpertWeights* kept,
       copy = *kept;
     } else {  // a source may hold what its owner wants freed
       copy.version = kept->version;
+      copy.version_owner = kept->version_owner;
     }
     kept_ = std::move(copy);
     source_version_ = kept_.version;
@@ -158,6 +159,8 @@ void WeightsState::release(RefreshWait wait, const std::function<void()>& drop) 
   }
   status_.store(Status::released);
   drop();
+  kept_ = {};
+  source_version_ = nullptr;
   gate_.open();
 }
 

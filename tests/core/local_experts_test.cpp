@@ -64,6 +64,9 @@ TEST(LocalExperts, RanksAddUpToTheWholeLayer) {
 TEST(LocalExperts, RefusesMapsThatDoNotFit) {
   const Layer layer(test::odd_config(DType::f32));
   const ExpertWeights all = layer.weights.view();
+  ExpertWeights fewer = all;
+  fewer.w2_bias.experts = 3;
+  EXPECT_THROW((void)local_experts(fewer, std::vector<std::int32_t>(7, -1)), Error);
   const auto refused = [&](const std::vector<std::int32_t>& map, const char* text) {
     try {
       (void)local_experts(all, map);
@@ -73,7 +76,7 @@ TEST(LocalExperts, RefusesMapsThatDoNotFit) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
   };
-  refused({0, 1}, "an entry for each expert of w13 (7)");
+  refused({0, 1}, "an entry for each expert of every tensor (w13 has 7");
   refused({0, 1, 1, -1, -1, -1, -1}, "expert_map[2]");
   refused({0, 5, -1, -1, -1, -1, -1}, "expert_map[1]");
 }

@@ -270,6 +270,32 @@ def test_packed_weights_in_the_callers_memory():
                                  PlanOptions(weight_storage="caller", storage=storage))
 
 
+def test_refreshes_at_once_keep_what_the_plan_reads():
+    """Whichever of two refreshes of a borrowed plan comes last: its tensors are the ones kept."""
+    plan = None
+    for turn in range(60):
+        layers = [Layer(seed=seed) for seed in range(3)]
+        if plan is None:
+            plan = fusedmoe.FusedMoe.create(layers[0].config, layers[0].weights,
+                                            PlanOptions(weight_storage="borrowed"))
+        threads = [threading.Thread(target=plan.refresh, args=(layer.weights,))
+                   for layer in layers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        hidden, router, ids = layers[0].tokens(3)
+        expected = [layer.expected(hidden, router, ids) for layer in layers]
+        refs = [weakref.ref(layer.w13) for layer in layers]
+        del layers, threads
+        gc.collect()
+        output = torch.empty_like(hidden)
+        plan.apply(output, hidden, router, ids)
+        alive = [i for i, ref in enumerate(refs) if ref() is not None]
+        assert len(alive) == 1, turn
+        assert_close(output, expected[alive[0]], torch.bfloat16)
+
+
 def test_sleep_and_wake():
     layer = Layer()
     hidden, router, ids = layer.tokens(9)
@@ -352,7 +378,8 @@ def test_workspaces():
     small = dirty(least.bytes - 1, dtype=torch.uint8)
     shared = torch.empty(size.bytes + 64, dtype=torch.uint8)
     for workspace, text in ((small, f"got {least.bytes - 1}"), (shared[1:], "multiple of 64"),
-                            (shared[::2], "contiguous"), (3, "workspace: expected")):
+                            (shared[::2], "contiguous"), (3, "workspace: expected"),
+                            (shared.to("meta"), "workspace: expected memory of the CPU")):
         with pytest.raises(fusedmoe.Error, match=text):
             plan.apply(got, hidden, router, ids, workspace)
     inside = shared[:33 * layer.hidden_size * 2].view(torch.bfloat16).view(33, -1)
@@ -389,10 +416,11 @@ def test_every_code_has_its_exception():
 @pytest.mark.parametrize("change, kind, text", [
     (dict(hidden_size=0), ValueError, "config.hidden_size: expected"),
     (dict(top_k=8), ValueError, "config.top_k: expected at most num_experts = 7, got 8"),
-    (dict(top_k="3"), ValueError, "config.top_k: expected a 64-bit integer, got '3'"),
+    (dict(top_k="3"), ValueError, "config.top_k: expected an integer of 64 bits, got '3'"),
     (dict(activation="swish"), ValueError, "config.activation: expected one of silu, gelu"),
     (dict(dtype="int8"), ValueError, "config.dtype: expected f32, f16 or bf16, got 'int8'"),
     (dict(dtype=None), ValueError, "config.dtype"),
+    (dict(apply_router_weight_on_input=1), ValueError, "expected True or False, got 1"),
     (dict(gate_up_layout="both"), ValueError, "config.gate_up_layout: expected one of halves"),
 ])
 def test_configs_are_refused_by_name(change, kind, text):
@@ -488,6 +516,7 @@ def test_expert_maps():
     plan.apply(output, hidden, router, ids, expert_map=turned)
     assert_close(output, expected, torch.bfloat16)
     for bad, text in (([0, 0, 1, 2, -1, -1, -1], r"expert_map\[1\]"),  # case B084
+                      (np.array([2**32, 1, 2, -1, -1, -1, -1]), r"\[0\]: expected a local id"),
                       ([0, 1, 2], "entries"), (torch.zeros(7), "int32 or int64")):
         with pytest.raises(fusedmoe.errors.InvalidArgument, match=text):
             fusedmoe.FusedMoe.create(layer.config, weights, PlanOptions(expert_map=bad))

@@ -24,6 +24,10 @@ namespace {
 // The process's own threads, however they are pinned.
 void run_on_torch(void* /*self*/, int count, void (*body)(void* argument, int index),
                   void* argument) {
+  if (in_forked_child()) {  // OpenMP's threads did not survive, and it would wait for them
+    for (int i = 0; i < count; ++i) body(argument, i);
+    return;
+  }
   torch::stable::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) body(argument, static_cast<int>(i));
   });
@@ -106,17 +110,17 @@ void apply_lent(const Tensor& output, const Tensor& hidden, const Tensor& topk_w
 std::int64_t register_plan(std::int64_t native_plan, bool refresh, bool contents) {
   const auto& native = *reinterpret_cast<const python::NativePlan*>(native_plan);
   return add_record(std::make_shared<PlanRecord>(
-      native.plan, refresh ? StalePolicy::refresh : StalePolicy::raise, contents));
+      native, refresh ? StalePolicy::refresh : StalePolicy::raise, contents));
 }
 
 void unregister_plan(std::int64_t plan) { remove_record(plan); }
 
 // native_weights: address of an ExpertWeights.
 void watch(std::int64_t plan, std::int64_t native_weights, std::vector<Tensor> tensors,
-           std::vector<std::int64_t> roles, bool refresh) {
+           std::vector<std::int64_t> roles, std::int64_t before) {
   with_codes([&] {
     find_record(plan)->watch(*reinterpret_cast<const ExpertWeights*>(native_weights),
-                             std::move(tensors), roles, refresh);
+                             std::move(tensors), roles, static_cast<Before>(before));
   });
 }
 
@@ -148,7 +152,7 @@ STABLE_TORCH_LIBRARY(fusedmoe, library) {
   library.def("_register(int native_plan, bool refresh, bool contents) -> int");
   library.def("_unregister(int plan) -> ()");
   library.def(
-      "_watch(int plan, int native_weights, Tensor[] tensors, int[] roles, bool refresh) -> ()");
+      "_watch(int plan, int native_weights, Tensor[] tensors, int[] roles, int before) -> ()");
   library.def("_reread(int plan) -> ()");
   library.def("_thread_runner() -> int");
 }

@@ -1,11 +1,9 @@
 #include "torch_op/plan_record.h"
 
-#include <pthread.h>
-
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <mutex>
-#include <new>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
@@ -16,8 +14,10 @@
 namespace fusedmoe::torch_op {
 namespace {
 
+std::atomic<bool> g_forked{false};
+
 struct Table {
-  std::shared_mutex mutex;
+  WriterFirstMutex mutex;
   std::unordered_map<std::int64_t, std::shared_ptr<PlanRecord>> records;
   std::int64_t last = 0;
 };
@@ -35,7 +35,8 @@ Table* make_table() {
       },
       [] {
         for (const auto& [number, record] : made->records) record->after_fork_in_child();
-        new (&made->mutex) std::shared_mutex;
+        made->mutex.initialise();
+        g_forked.store(true);
       });
   return made;
 }
@@ -46,6 +47,17 @@ Table& table() {
 }
 
 }  // namespace
+
+void WriterFirstMutex::initialise() {
+  pthread_rwlockattr_t attributes;
+  pthread_rwlockattr_init(&attributes);
+  // Without recursion: no call takes the lock again while it holds it.
+  pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+  pthread_rwlock_init(&lock_, &attributes);
+  pthread_rwlockattr_destroy(&attributes);
+}
+
+bool in_forked_child() noexcept { return g_forked.load(std::memory_order_relaxed); }
 
 std::int64_t add_record(std::shared_ptr<PlanRecord> record) {
   Table& all = table();
@@ -75,7 +87,7 @@ std::shared_ptr<PlanRecord> find_record(std::int64_t number) {
 }
 
 void PlanRecord::watch(const ExpertWeights& weights, std::vector<Tensor> tensors,
-                       const std::vector<std::int64_t>& roles, bool refresh) {
+                       const std::vector<std::int64_t>& roles, Before before) {
   if (tensors.size() != roles.size()) {
     throw Error(ErrorCode::invalid_argument, "roles: expected one for each of " +
                                                  std::to_string(tensors.size()) + " tensors, got " +
@@ -94,8 +106,10 @@ void PlanRecord::watch(const ExpertWeights& weights, std::vector<Tensor> tensors
   std::vector<Fingerprint> prints;
   prints.reserve(watched.size());
   for (const Tensor& tensor : watched) prints.push_back(Fingerprint::of(tensor));
-  if (refresh) plan_->refresh(weights);
+  if (before == Before::refresh) native_.plan->refresh(weights);
+  if (before == Before::release) native_.plan->release_weights();
   weights_ = weights;
+  weights_.owner = nullptr;  // the tensors are held here
   roles_ = std::move(new_roles);
   watched_.swap(watched);  // the old ones are destroyed after the lock is open again
   kept_.swap(kept);
@@ -129,7 +143,7 @@ bool PlanRecord::fresh(std::span<const Tensor> given) const {
   return true;
 }
 
-std::shared_lock<std::shared_mutex> PlanRecord::check(std::span<const Tensor> given) {
+std::shared_lock<WriterFirstMutex> PlanRecord::check(std::span<const Tensor> given) {
   for (;;) {
     std::shared_lock lock(mutex_);
     if (!given.empty() && given.size() != watched_.size()) {
@@ -153,8 +167,6 @@ std::shared_lock<std::shared_mutex> PlanRecord::check(std::span<const Tensor> gi
     // Others may come before the next turn, with other tensors: look again.
   }
 }
-
-void PlanRecord::after_fork_in_child() { new (&mutex_) std::shared_mutex; }
 
 std::vector<Tensor> PlanRecord::refresh(std::span<const Tensor> given) {
   std::vector<Tensor> tensors = watched_;
@@ -189,7 +201,7 @@ std::vector<Tensor> PlanRecord::refresh(std::span<const Tensor> given) {
         break;
     }
   }
-  plan_->refresh(weights);
+  native_.plan->refresh(weights);
   weights_ = std::move(weights);
   std::vector<Tensor> aliases = aliases_of(tensors);
   watched_.swap(tensors);
