@@ -60,25 +60,31 @@ class _Record:
             self.seen = watched, roles[:len(watched)], prints, kept
 
     def check(self, given: list[torch.Tensor]) -> None:
+        if self.fresh(given):
+            return
+        if not self.refreshes:
+            raise StaleWeights(
+                "weights: expected the tensors that the plan was made from, unchanged, got others "
+                "or changed ones; call refresh(), or build the plan with on_stale='refresh'")
+        with self.lock:
+            if not self.fresh(given):  # what is watched may be others by now, or none
+                self.read(list(given or self.seen[0]))
+
+    def fresh(self, given: list[torch.Tensor]) -> bool:
         tensors, _, prints, _ = self.seen
         if given and len(given) != len(tensors):
             raise InvalidArgument(
                 f"weights: expected the {len(tensors)} tensors that the plan watches, got "
                 f"{len(given)}; pass those of create in the order w13, w13_up, w2, w13_bias, "
                 "w2_bias, and call refresh() after release_weights()")
-        if [_fingerprint(t, self.contents) for t in given or tensors] == prints:
-            return
-        if not self.refreshes:
-            raise StaleWeights(
-                "weights: expected the tensors that the plan was made from, unchanged, got others "
-                "or changed ones; call refresh(), or build the plan with on_stale='refresh'")
-        self.read(list(given or tensors))
+        return [_fingerprint(t, self.contents) for t in given or tensors] == prints
 
     def reread(self) -> None:
-        if not self.seen[0]:
-            raise InvalidArgument("weights: expected tensors, got none, and the plan watches none; "
-                                  "pass them")
-        self.read(self.seen[0])
+        with self.lock:
+            if not self.seen[0]:
+                raise InvalidArgument("weights: expected tensors, got none, and the plan watches "
+                                      "none; pass them")
+            self.read(self.seen[0])
 
     def read(self, now: list[torch.Tensor]) -> None:
         _, roles, prints, kept = self.seen
