@@ -19,8 +19,6 @@ import fusedmoe
 from fusedmoe import ExpertWeights, MoeConfig, PlanOptions
 from fusedmoe.torch import OPERATOR, FusedMoe
 
-BATCHES, CALLS = 30, 1000
-
 
 def layer(experts: int = 8, hidden: int = 256, intermediate: int = 128, top_k: int = 2):
     config = MoeConfig(hidden_size=hidden, intermediate_size=intermediate, num_experts=experts,
@@ -64,27 +62,29 @@ def ways(tokens: int):
     ]
 
 
-def measure(functions) -> list[float]:
+def measure(functions, batches: int, calls: int) -> list[float]:
     best = [float("inf")] * len(functions)
-    for _ in range(BATCHES):
+    for _ in range(batches):
         for i, (_, function) in enumerate(functions):
             start = time.perf_counter()
-            for _ in range(CALLS):
+            for _ in range(calls):
                 function()
-            best[i] = min(best[i], (time.perf_counter() - start) / CALLS)
+            best[i] = min(best[i], (time.perf_counter() - start) / calls)
     return [1e6 * (value - best[0]) if i else 1e6 * value for i, value in enumerate(best)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one object per line")
+    parser.add_argument("--batches", type=int, default=30)
+    parser.add_argument("--calls", type=int, default=1000, help="in a batch")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     columns = {}
     for tokens in (0, 1):
         functions = ways(tokens)  # weights made here have versions, as those of a model
         with torch.no_grad():
-            columns[tokens] = measure(functions)
+            columns[tokens] = measure(functions, arguments.batches, arguments.calls)
     if not arguments.json:
         print(f"torch {torch.__version__}, operators: {OPERATOR}; microseconds per call")
         print(f"{'':40} {'0 tokens':>9} {'1 token':>9}")

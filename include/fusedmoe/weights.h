@@ -113,8 +113,8 @@ struct ExpertWeights {
 //   all         whole stacks, or a source that takes global ids; must outlive the result
 //   expert_map  [num_experts], local id or -1: ExpertMap::resolve gives it
 //
-// Throws invalid_argument for a map of another length than the stacks, and for local ids that are
-// not 0..n-1, each once.
+// Throws invalid_argument for a map of another length than a tensor has experts, and for local ids
+// that are not 0..n-1, each once; unsupported for stacks with scales.
 FUSEDMOE_EXPORT ExpertWeights local_experts(const ExpertWeights& all,
                                             std::span<const std::int32_t> expert_map);
 

@@ -241,6 +241,11 @@ class FusedMoe:
         try:
             self._call(output, hidden, topk_weights, topk_ids, workspace, workspace13, expert_map)
         except RuntimeError as error:
+            for name, value in (("workspace", workspace), ("workspace13", workspace13)):
+                if value is not None and not isinstance(value, torch.Tensor):
+                    raise InvalidArgument(
+                        f"{name}: expected a torch tensor, got {type(value).__name__}; pass "
+                        "workspace(num_tokens), or use fusedmoe.FusedMoe") from None
             raise translate(error) from None
 
     def _call(self, output: torch.Tensor, hidden: torch.Tensor, topk_weights: torch.Tensor,

@@ -13,7 +13,7 @@
 #include "from_python.h"
 #include "fusedmoe/error.h"
 #include "fusedmoe/fused_moe.h"
-#include "plan_object.h"
+#include "native_plan.h"
 #include "workspace_argument.h"
 
 namespace fusedmoe::python {
@@ -25,13 +25,13 @@ nb::object named_tuple(const char* name) {
 
 RefreshWait to_wait(bool wait) { return wait ? RefreshWait::wait : RefreshWait::no_wait; }
 
-PlanObject create(nb::handle config, nb::handle weights, nb::handle options, bool hold_weights) {
+NativePlan create(nb::handle config, nb::handle weights, nb::handle options, bool hold_weights) {
   const MoeConfig moe_config = to_config(config);
   const OwnedOptions given = to_options(options);
   ExpertWeights views = to_weights(weights, given.options.device);
   const std::shared_ptr<const void> alive = views.owner;
   if (!hold_weights) views.owner = nullptr;
-  PlanObject plan;
+  NativePlan plan;
   plan.storage_owner = given.storage_owner;
   const nb::gil_scoped_release release;
   plan.plan = std::make_shared<FusedMoe>(FusedMoe::create(moe_config, views, given.options));
@@ -44,7 +44,7 @@ void check_on_device(const FusedMoe& plan, const char* name, const Array& array)
          "move it, or build the plan on its device");
 }
 
-void apply(const PlanObject& self, nb::handle output, nb::handle hidden, nb::handle topk_weights,
+void apply(const NativePlan& self, nb::handle output, nb::handle hidden, nb::handle topk_weights,
            nb::handle topk_ids, nb::handle workspace, nb::handle workspace13, nb::handle expert_map,
            std::uintptr_t runner, std::uintptr_t queue) {
   const std::shared_ptr<FusedMoe> plan = self.plan;
@@ -72,14 +72,14 @@ void apply(const PlanObject& self, nb::handle output, nb::handle hidden, nb::han
   plan->apply(out, in, router, ids, scratch, context);
 }
 
-void refresh(const PlanObject& self, nb::handle weights, bool wait) {
+void refresh(const NativePlan& self, nb::handle weights, bool wait) {
   const std::shared_ptr<FusedMoe> plan = self.plan;
   const ExpertWeights given = to_weights(weights, plan->device());
   const nb::gil_scoped_release release;
   plan->refresh(given, to_wait(wait));
 }
 
-void refresh_experts(const PlanObject& self, const std::vector<std::int64_t>& local_experts,
+void refresh_experts(const NativePlan& self, const std::vector<std::int64_t>& local_experts,
                      nb::handle weights, bool wait) {
   const std::shared_ptr<FusedMoe> plan = self.plan;
   const ExpertWeights given = to_weights(weights, plan->device());
@@ -90,7 +90,7 @@ void refresh_experts(const PlanObject& self, const std::vector<std::int64_t>& lo
 }  // namespace
 
 void bind_plan(nb::module_& module) {
-  nb::class_<PlanObject> plan(
+  nb::class_<NativePlan> plan(
       module, "FusedMoe", nb::is_final(),
       "A plan: one MoE layer built once from fixed weights, applied to whatever tokens arrive.\n\n"
       "Shareable: any number of threads may apply it at once, each with its own workspace. "
@@ -139,19 +139,19 @@ void bind_plan(nb::module_& module) {
 
   plan.def(
       "workspace_size",
-      [](const PlanObject& self, std::int64_t tokens) {
+      [](const NativePlan& self, std::int64_t tokens) {
         return from_size(self.plan->workspace_size(tokens));
       },
       nb::arg("num_tokens"), nb::sig("def workspace_size(self, num_tokens: int) -> WorkspaceSize"),
       "Scratch for one call: exact, non-decreasing in num_tokens.");
   plan.def(
       "min_workspace_size",
-      [](const PlanObject& self) { return from_size(self.plan->min_workspace_size()); },
+      [](const NativePlan& self) { return from_size(self.plan->min_workspace_size()); },
       nb::sig("def min_workspace_size(self) -> WorkspaceSize"),
       "Enough for any number of tokens: apply then works through them in chunks.");
   plan.def_prop_ro(
       "workspace_formula",
-      [](const PlanObject& self) {
+      [](const NativePlan& self) {
         const WorkspaceFormula formula = self.plan->workspace_formula();
         return named_tuple("WorkspaceFormula")(formula.fixed, formula.per_token, formula.alignment);
       },
@@ -159,7 +159,7 @@ void bind_plan(nb::module_& module) {
       "bytes(n) = fixed + per_token * n: for sizes that are symbols.");
   plan.def(
       "workspace_sizes_13_2",
-      [](const PlanObject& self, std::int64_t tokens) {
+      [](const NativePlan& self, std::int64_t tokens) {
         const FusedMoe::TwoSpans sizes = self.plan->workspace_sizes_13_2(tokens);
         return nb::make_tuple(from_size(sizes.workspace13), from_size(sizes.workspace2));
       },
@@ -205,7 +205,7 @@ void bind_plan(nb::module_& module) {
            "The same for some experts: weights hold one expert per entry, in that order.");
   plan.def(
       "release_weights",
-      [](const PlanObject& self, bool wait) {
+      [](const NativePlan& self, bool wait) {
         const std::shared_ptr<FusedMoe> held = self.plan;
         const nb::gil_scoped_release release;
         held->release_weights(to_wait(wait));
@@ -213,33 +213,33 @@ void bind_plan(nb::module_& module) {
       nb::arg("wait") = true,
       "Give the memory of own packed weights back (sleep). Until refresh(), apply raises.");
   plan.def_prop_ro(
-      "weights_version", [](const PlanObject& self) { return self.plan->weights_version(); },
+      "weights_version", [](const NativePlan& self) { return self.plan->weights_version(); },
       "Starts at 1 and counts successful refreshes.");
 
   plan.def(
-      "describe", [](const PlanObject& self) { return self.plan->describe(); },
+      "describe", [](const NativePlan& self) { return self.plan->describe(); },
       "What was chosen and why, one line per stage.");
   plan.def(
       "counters",
-      [](const PlanObject& self) {
+      [](const NativePlan& self) {
         const Counters counters = self.plan->counters();
         return named_tuple("Counters")(counters.calls, counters.tokens, counters.rows_per_expert);
       },
       nb::sig("def counters(self) -> Counters"), "Needs PlanOptions.counters; otherwise all zero.");
-  plan.def("reset_counters", [](const PlanObject& self) { self.plan->reset_counters(); });
+  plan.def("reset_counters", [](const NativePlan& self) { self.plan->reset_counters(); });
   plan.def(
-      "check_faults", [](const PlanObject& self) { self.plan->check_faults(); },
+      "check_faults", [](const NativePlan& self) { self.plan->check_faults(); },
       "Faults that a device found without stopping; raises DeviceError. The CPU never has any.");
   plan.def_prop_ro(
-      "config", [](const PlanObject& self) { return from_config(self.plan->config()); },
+      "config", [](const NativePlan& self) { return from_config(self.plan->config()); },
       nb::sig("def config(self) -> MoeConfig"));
-  plan.def_prop_ro("device", [](const PlanObject& self) { return to_string(self.plan->device()); });
+  plan.def_prop_ro("device", [](const NativePlan& self) { return to_string(self.plan->device()); });
   plan.def_prop_ro("num_local_experts",
-                   [](const PlanObject& self) { return self.plan->num_local_experts(); });
+                   [](const NativePlan& self) { return self.plan->num_local_experts(); });
   plan.def_prop_ro(
-      "weight_bytes", [](const PlanObject& self) { return self.plan->weight_bytes(); },
+      "weight_bytes", [](const NativePlan& self) { return self.plan->weight_bytes(); },
       "Bytes of packed weights, 0 when borrowed.");
-  plan.def_prop_ro("num_threads", [](const PlanObject& self) { return self.plan->num_threads(); });
+  plan.def_prop_ro("num_threads", [](const NativePlan& self) { return self.plan->num_threads(); });
 
   plan.def("__copy__", [](nb::handle self) { return nb::borrow(self); });
   plan.def(
@@ -250,9 +250,8 @@ void bind_plan(nb::module_& module) {
   });
 
   // For fusedmoe.torch: addresses for its operators, which keep the tensors themselves.
-  plan.def_prop_ro("_native", [](const PlanObject& self) {
-    return reinterpret_cast<std::uintptr_t>(static_cast<const NativePlan*>(&self));
-  });
+  plan.def_prop_ro("_native",
+                   [](const NativePlan& self) { return reinterpret_cast<std::uintptr_t>(&self); });
   plan.def_static("_create_unheld", [](nb::handle config, nb::handle weights, nb::handle options) {
     return create(config, weights, options, false);
   });

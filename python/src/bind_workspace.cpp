@@ -5,7 +5,7 @@
 #include "array.h"
 #include "bindings.h"
 #include "fusedmoe/fused_moe.h"
-#include "plan_object.h"
+#include "native_plan.h"
 #include "workspace_argument.h"
 
 namespace fusedmoe::python {
@@ -88,7 +88,7 @@ void bind_workspace(nb::module_& module) {
           nb::arg("num_lanes"), nb::arg("device") = "cpu")
       .def(
           "register_plan",
-          [](WorkspacePool& self, const PlanObject& plan, std::int64_t max_tokens) {
+          [](WorkspacePool& self, const NativePlan& plan, std::int64_t max_tokens) {
             self.register_plan(*plan.plan, max_tokens);
           },
           nb::arg("plan"), nb::arg("max_tokens"),

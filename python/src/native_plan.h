@@ -1,5 +1,6 @@
-// What the torch operators take from a fusedmoe.FusedMoe: passed as an address between the two
-// extension modules of one package, which are always built together.
+// fusedmoe.FusedMoe of Python. The torch operators take it by its address: the two extension
+// modules of one package are always built together. What keeps tensors alive is in the weights that
+// the library holds.
 #pragma once
 
 #include <memory>

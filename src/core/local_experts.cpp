@@ -33,18 +33,16 @@ BiasTensor one_expert(BiasTensor stack, std::int64_t expert) {
 
 ExpertWeights local_experts(const ExpertWeights& all, std::span<const std::int32_t> expert_map) {
   const auto num_experts = static_cast<std::int64_t>(expert_map.size());
-  const auto all_of = [num_experts](std::int64_t experts, bool given) {
-    return !given || experts == num_experts;
-  };
-  const bool fits = all_of(all.w13.experts, true) && all_of(all.w2.experts, true) &&
-                    all_of(all.w13_up.experts, !all.w13_up.empty()) &&
-                    all_of(all.w13_bias.experts, !all.w13_bias.empty()) &&
-                    all_of(all.w2_bias.experts, !all.w2_bias.empty());
-  if (!fits) {
+  std::vector<std::int64_t> counts = {all.w13.experts, all.w2.experts};
+  if (!all.w13_up.empty()) counts.push_back(all.w13_up.experts);
+  if (!all.w13_bias.empty()) counts.push_back(all.w13_bias.experts);
+  if (!all.w2_bias.empty()) counts.push_back(all.w2_bias.experts);
+  for (const std::int64_t count : counts) {
+    if (count == num_experts) continue;
     throw Error(ErrorCode::invalid_argument,
-                "expert_map: expected an entry for each expert of every tensor (w13 has " +
-                    std::to_string(all.w13.experts) + ", w2 " + std::to_string(all.w2.experts) +
-                    "), got " + std::to_string(num_experts) + "; give a local id or -1 for each");
+                "expert_map: expected an entry for each of the " + std::to_string(count) +
+                    " experts of every tensor, got " + std::to_string(num_experts) +
+                    "; give a local id or -1 for each");
   }
   for (const WeightTensor* tensor : {&all.w13, &all.w13_up, &all.w2}) {
     if (tensor->scales.layout == ScaleLayout::none || all.source) continue;

@@ -181,7 +181,11 @@ struct Expected {
 
 void check_view(const Expected& expected, const ConstMatrixView& view) {
   if (!expected.dtype_ok) refuse_view(expected, describe(view), "cast it");
-  if (view.rows != expected.rows || view.columns != expected.columns) {
+  if (view.columns != expected.columns) {
+    refuse_view(expected, describe(view),
+                std::string("pass ") + expected.column_name + " columns, as the plan's config has");
+  }
+  if (view.rows != expected.rows) {
     refuse_view(expected, describe(view), "pass the same num_tokens in all four tensors");
   }
   if (view.data == nullptr) refuse_view(expected, "a null pointer", "pass its address");

@@ -67,6 +67,9 @@ TEST(LocalExperts, RefusesMapsThatDoNotFit) {
   ExpertWeights fewer = all;
   fewer.w2_bias.experts = 3;
   EXPECT_THROW((void)local_experts(fewer, std::vector<std::int32_t>(7, -1)), Error);
+  ExpertWeights scaled = all;
+  scaled.w13.scales.layout = ScaleLayout::channel;
+  EXPECT_THROW((void)local_experts(scaled, std::vector<std::int32_t>(7, -1)), Error);
   const auto refused = [&](const std::vector<std::int32_t>& map, const char* text) {
     try {
       (void)local_experts(all, map);
@@ -76,7 +79,7 @@ TEST(LocalExperts, RefusesMapsThatDoNotFit) {
       EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
   };
-  refused({0, 1}, "an entry for each expert of every tensor (w13 has 7");
+  refused({0, 1}, "an entry for each of the 7 experts");
   refused({0, 1, 1, -1, -1, -1, -1}, "expert_map[2]");
   refused({0, 5, -1, -1, -1, -1, -1}, "expert_map[1]");
 }

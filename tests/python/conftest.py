@@ -1,13 +1,6 @@
-"""One thread for PyTorch's own maths keeps small cases quick; tests of threads set their own."""
+"""Lets the tests import what stands beside them, from whatever folder they are run."""
 
 import pathlib
 import sys
 
-import pytest
-
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-
-@pytest.fixture
-def golden_folder() -> pathlib.Path:
-    return pathlib.Path(__file__).parents[1] / "golden"

@@ -21,7 +21,8 @@ import pytest, sys
 import fusedmoe.torch
 assert fusedmoe.torch.OPERATOR.startswith("Python, since FUSEDMOE_TORCH_OPERATOR")
 sys.exit(pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", "-k", "not inductor",
-                      {str(pathlib.Path(__file__).with_name("test_torch.py"))!r}]))
+                      *{[str(pathlib.Path(__file__).with_name(name))
+                         for name in ("test_torch.py", "test_torch_watch.py")]!r}]))
 """, FUSEDMOE_TORCH_OPERATOR="python")
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-1000:]
     assert " passed" in result.stdout and "failed" not in result.stdout

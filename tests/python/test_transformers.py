@@ -26,6 +26,7 @@ transformers = pytest.importorskip("transformers", minversion="5")
 
 import fusedmoe  # noqa: E402
 import fusedmoe.transformers as plugin  # noqa: E402
+from fusedmoe import _gate  # noqa: E402
 import support  # noqa: E402
 
 STORAGES = ("borrowed", "packed")
@@ -681,7 +682,7 @@ class Gate(nn.Module):
 def test_formulas_are_the_librarys(activation: fusedmoe.ActivationConfig,
                                    clamp: float | None) -> None:
     """Through one expert whose weights are identities."""
-    gate, up = plugin._probe()
+    gate, up = _gate._probe()
     gated = activation.kind != "relu2"
     size = 64
     hidden = torch.cat((gate.view(-1, size), up.view(-1, size)), 1)
@@ -694,8 +695,8 @@ def test_formulas_are_the_librarys(activation: fusedmoe.ActivationConfig,
     plan = fusedmoe.FusedMoe.create(config, weights)
     rows = hidden.shape[0]
     plan.apply(output, hidden, torch.ones(rows, 1), torch.zeros(rows, 1, dtype=torch.int32))
-    expected = plugin._formula(activation, clamp)(gate, up)
-    assert plugin._equal(output[:, :size].reshape(-1), expected, up)
+    expected = _gate._formula(activation, clamp)(gate, up)
+    assert _gate._equal(output[:, :size].reshape(-1), expected, up)
 
 
 @pytest.mark.parametrize("concatenated", [True, False], ids=["halves", "interleaved"])
@@ -708,9 +709,9 @@ def test_each_activation_is_told(activation: fusedmoe.ActivationConfig, clamp: f
     for unused in (None, 5.0):
         for names in (("limit", "alpha"), ("swiglu_limit", "swiglu_alpha")):
             values = (unused if limit is None else limit, activation.alpha)
-            gate = Gate(plugin._formula(activation, clamp), gated, concatenated,
+            gate = Gate(_gate._formula(activation, clamp), gated, concatenated,
                         **{k: v for k, v in zip(names, values) if v is not None})
-            told, told_clamp = plugin._activation_of(gate)
+            told, told_clamp = _gate.activation_of(gate)
             assert (told.kind, told_clamp) == (activation.kind, clamp)
             if activation.kind.startswith("swiglu"):
                 assert told.limit == activation.limit
@@ -730,7 +731,7 @@ def test_each_activation_is_told(activation: fusedmoe.ActivationConfig, clamp: f
 ])
 def test_other_gates_are_refused(name: str, function: Any, gated: bool) -> None:
     with pytest.raises(fusedmoe.errors.Unsupported, match="experts_implementation='grouped_mm'"):
-        plugin._activation_of(Gate(function, gated))
+        _gate.activation_of(Gate(function, gated))
 
 
 @pytest.mark.parametrize("act, kind", [("gelu", "gelu"), ("gelu_new", "gelu_tanh"),

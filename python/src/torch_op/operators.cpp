@@ -48,34 +48,36 @@ auto with_codes(const Body& body) -> decltype(body()) {
   }
 }
 
-struct Call {
-  const Tensor& output;
-  const Tensor& hidden;
-  const Tensor& topk_weights;
-  const Tensor& topk_ids;
+Workspace to_workspace(const std::optional<Tensor>& workspace13,
+                       const std::optional<Tensor>& workspace2) {
+  if (!workspace13) return workspace2 ? Workspace(to_bytes("workspace", *workspace2)) : Workspace();
+  const std::span<std::byte> first = to_bytes("workspace13", *workspace13);
+  return workspace2 ? Workspace(first, to_bytes("workspace", *workspace2)) : Workspace(first);
+}
+
+// What the three operators differ in.
+struct Extras {
+  std::span<const Tensor> weights = {};  // to compare with; empty = the watched ones
+  const Tensor* expert_map = nullptr;
 };
 
-void run(const PlanRecord& record, const Call& call, const Workspace& workspace,
-         const std::optional<Tensor>& expert_map) {
+void run(std::int64_t plan, const Tensor& output, const Tensor& hidden, const Tensor& topk_weights,
+         const Tensor& topk_ids, const Workspace& workspace, const Extras& extras) {
+  const std::shared_ptr<PlanRecord> record = find_record(plan);
   const ThreadRunner runner = torch_runner(static_cast<int>(torch::stable::get_num_threads()));
   ApplyContext context;
   context.runner = &runner;
-  if (expert_map) context.expert_map = to_map("expert_map", *expert_map);
-  record.plan().apply(to_matrix("output", call.output), to_matrix("hidden", call.hidden),
-                      to_matrix("topk_weights", call.topk_weights),
-                      to_matrix("topk_ids", call.topk_ids), workspace, context);
-}
-
-Workspace to_workspace(const std::optional<Tensor>& workspace) {
-  return workspace ? Workspace(to_bytes("workspace", *workspace)) : Workspace();
+  if (extras.expert_map != nullptr) context.expert_map = to_map("expert_map", *extras.expert_map);
+  const auto unchanged = record->check(extras.weights);
+  record->plan().apply(to_matrix("output", output), to_matrix("hidden", hidden),
+                       to_matrix("topk_weights", topk_weights), to_matrix("topk_ids", topk_ids),
+                       workspace, context);
 }
 
 void apply(const Tensor& output, const Tensor& hidden, const Tensor& topk_weights,
            const Tensor& topk_ids, const std::optional<Tensor>& workspace, std::int64_t plan) {
   with_codes([&] {
-    const std::shared_ptr<PlanRecord> record = find_record(plan);
-    const auto unchanged = record->check({});
-    run(*record, {output, hidden, topk_weights, topk_ids}, to_workspace(workspace), std::nullopt);
+    run(plan, output, hidden, topk_weights, topk_ids, to_workspace(std::nullopt, workspace), {});
   });
 }
 
@@ -83,9 +85,8 @@ void apply_weights(const Tensor& output, const Tensor& hidden, const Tensor& top
                    const Tensor& topk_ids, const std::optional<Tensor>& workspace,
                    const std::vector<Tensor>& weights, std::int64_t plan) {
   with_codes([&] {
-    const std::shared_ptr<PlanRecord> record = find_record(plan);
-    const auto unchanged = record->check(weights);
-    run(*record, {output, hidden, topk_weights, topk_ids}, to_workspace(workspace), std::nullopt);
+    run(plan, output, hidden, topk_weights, topk_ids, to_workspace(std::nullopt, workspace),
+        {weights, nullptr});
   });
 }
 
@@ -94,14 +95,8 @@ void apply_lent(const Tensor& output, const Tensor& hidden, const Tensor& topk_w
                 const std::optional<Tensor>& workspace2, const std::optional<Tensor>& expert_map,
                 std::int64_t plan) {
   with_codes([&] {
-    const std::shared_ptr<PlanRecord> record = find_record(plan);
-    const auto unchanged = record->check({});
-    Workspace workspace = to_workspace(workspace2);
-    if (workspace13) {
-      const std::span<std::byte> first = to_bytes("workspace13", *workspace13);
-      workspace = workspace2 ? Workspace(first, workspace.workspace2) : Workspace(first);
-    }
-    run(*record, {output, hidden, topk_weights, topk_ids}, workspace, expert_map);
+    run(plan, output, hidden, topk_weights, topk_ids, to_workspace(workspace13, workspace2),
+        {{}, expert_map ? &*expert_map : nullptr});
   });
 }
 
