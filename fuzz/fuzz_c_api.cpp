@@ -237,7 +237,7 @@ struct Session {
     scales->transposed = in.enumerator(0, 1);
     scales->zero_points = in.rare() ? arena.data() : nullptr;
     scales->global = in.rare() ? reinterpret_cast<const float*>(arena.data()) : nullptr;
-    scales->globals_per_expert = in.pick<std::int64_t>(1, {2, 0, -1});
+    scales->parts = in.enumerator(0, 2);
     const std::int64_t halves = in.rare() ? 1 : 2;
     to->w13 = make_tensor(0, experts, halves * kIntermediate, kHidden);
     to->w2 = make_tensor(1, experts, kHidden, kIntermediate);

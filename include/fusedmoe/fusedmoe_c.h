@@ -147,6 +147,14 @@ enum {
   FUSEDMOE_SCALE_LAYOUT_BLOCK = 4
 };
 
+/* Gate and up in one w13, quantised apart: scales per tensor and global scales are [E, 2], block
+ * scales have ceil(N / 2 / block_n) rows for each (ScaleParts). */
+enum {
+  FUSEDMOE_SCALE_PARTS_ONE = 0,
+  FUSEDMOE_SCALE_PARTS_HALVES = 1,     /* the first N / 2 rows, then the others */
+  FUSEDMOE_SCALE_PARTS_INTERLEAVED = 2 /* even rows, odd rows; not for block */
+};
+
 /* ScaleType. */
 enum {
   FUSEDMOE_SCALE_F32 = 0,
@@ -279,11 +287,10 @@ typedef struct fusedmoe_weight_scales {
   int64_t group_size; /* elements along K, for group */
   int64_t block_n;    /* elements along N, for block */
   int64_t block_k;    /* elements along K, for block */
-  int32_t transposed; /* 1: [E, K / group, N] instead of [E, N, K / group] */
-  int32_t reserved;
-  const void* zero_points;    /* u8, shape of the scales; null (default) = the format's default */
-  const float* global;        /* nvfp4: [E, globals_per_expert] */
-  int64_t globals_per_expert; /* default 1 */
+  int32_t transposed; /* group and block, 1: [E, along K, along N] */
+  int32_t parts;      /* FUSEDMOE_SCALE_PARTS_* */
+  const void* zero_points; /* int4: u8, shape of the scales; null (default) = 8 */
+  const float* global;     /* nvfp4: [E], or [E, 2] when there are two parts */
 } fusedmoe_weight_scales;
 
 /* One stack of matrices: [experts, outputs, inputs] (nk) or [experts, inputs, outputs] (kn). */
@@ -443,7 +450,6 @@ static inline void fusedmoe_plan_options_init(fusedmoe_plan_options* options) {
 static inline void fusedmoe_weight_scales_init(fusedmoe_weight_scales* scales) {
   memset(scales, 0, sizeof *scales);
   scales->struct_size = sizeof *scales;
-  scales->globals_per_expert = 1;
 }
 
 static inline void fusedmoe_weight_tensor_init(fusedmoe_weight_tensor* tensor) {

@@ -35,23 +35,42 @@ enum class WeightLayout : std::uint8_t { nk = 0, kn };
 FUSEDMOE_EXPORT const char* to_string(WeightLayout layout) noexcept;
 
 // What one scale covers.
-enum class ScaleLayout : std::uint8_t { none = 0, tensor, channel, group, block };
+enum class ScaleLayout : std::uint8_t {
+  none = 0,  // there are none: the format has none, or (q4_k, q5_k, q6_k) keeps them in the data
+  tensor,    // an expert's matrix: [E], or [E, 2] when it has two parts
+  channel,   // an output: [E, N]
+  group,     // group_size k of an output: [E, N, ceil(K / group_size)]
+  block,     // block_n outputs by block_k k: [E, ceil(N / block_n), ceil(K / block_k)]
+};
 enum class ScaleType : std::uint8_t { f32 = 0, f16, bf16, e8m0, e4m3 };
+FUSEDMOE_EXPORT const char* to_string(ScaleLayout layout) noexcept;
+FUSEDMOE_EXPORT const char* to_string(ScaleType type) noexcept;
 
-struct WeightScales {
-  const void* data = nullptr;
-  ScaleType type = ScaleType::f32;
-  ScaleLayout layout = ScaleLayout::none;
-  std::int64_t group_size = 0;        // along K, for group
-  std::int64_t block_n = 0;           // for block
-  std::int64_t block_k = 0;           // for block
-  bool transposed = false;            // [E, K / group, N] instead of [E, N, K / group]
-  const void* zero_points = nullptr;  // u8, shape of the scales; null = the format's default
-  const float* global = nullptr;      // nvfp4: [E] or, for w13, [E, 2]
-  std::int64_t globals_per_expert = 1;
+// Gate and up in one w13 are often quantised apart, as two matrices of N / 2 rows. Then scales per
+// tensor and nvfp4's global scales are [E, 2], and block scales have ceil(N / 2 / block_n) rows for
+// each. Scales per channel or group follow their rows: nothing changes for them.
+enum class ScaleParts : std::uint8_t {
+  one = 0,
+  halves,       // the first N / 2 rows, then the others
+  interleaved,  // even rows, odd rows; not for block
 };
 
-// One stack of matrices: [experts, outputs, inputs] (nk) or [experts, inputs, outputs] (kn).
+struct WeightScales {
+  const void* data = nullptr;  // dense, any alignment
+  ScaleType type = ScaleType::f32;
+  ScaleLayout layout = ScaleLayout::none;
+  ScaleParts parts = ScaleParts::one;
+  std::int64_t group_size = 0;        // along K, for group; the last one may be partial
+  std::int64_t block_n = 0;           // for block
+  std::int64_t block_k = 0;           // for block
+  bool transposed = false;            // group and block: [E, along K, along N]
+  const void* zero_points = nullptr;  // int4: u8, shape of the scales; null = 8
+  const float* global = nullptr;      // nvfp4: [E], or [E, 2] when there are two parts
+};
+
+// One stack of matrices: [experts, outputs, inputs] (nk) or [experts, inputs, outputs] (kn; formats
+// of 8 bits and more). Formats of 4 bits keep two k in a byte, the even one in its low nibble, and a
+// row starts a byte; q4_k, q5_k and q6_k keep blocks of 256 k, as GGUF does.
 struct WeightTensor {
   const void* data = nullptr;  // any alignment
   WeightFormat format = WeightFormat::bf16;
@@ -59,7 +78,8 @@ struct WeightTensor {
   std::int64_t experts = 0;
   std::int64_t outputs = 0;        // N
   std::int64_t inputs = 0;         // K
-  std::int64_t row_stride = 0;     // elements between rows as stored; 0 = dense
+  // Elements between rows as stored, a multiple of those that share bytes; 0 = dense.
+  std::int64_t row_stride = 0;
   std::int64_t expert_stride = 0;  // elements between experts; 0 = dense
   WeightScales scales = {};
 
@@ -114,7 +134,7 @@ struct ExpertWeights {
 //   expert_map  [num_experts], local id or -1: ExpertMap::resolve gives it
 //
 // Throws invalid_argument for a map of another length than a tensor has experts, and for local ids
-// that are not 0..n-1, each once; unsupported for stacks with scales.
+// that are not 0..n-1, each once.
 FUSEDMOE_EXPORT ExpertWeights local_experts(const ExpertWeights& all,
                                             std::span<const std::int32_t> expert_map);
 

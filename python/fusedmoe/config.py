@@ -109,11 +109,14 @@ class WeightScales:
     block_n: int = 0
     block_k: int = 0
     transposed: bool = False
-    """[E, K / group, N] instead of [E, N, K / group]."""
+    """Group and block: [E, along K, along N]."""
+    parts: Literal["one", "halves", "interleaved"] = "one"
+    """Gate and up in one w13, quantised apart: ``tensor`` and ``global_scales`` are [E, 2], and
+    ``block`` has ceil(N / 2 / block_n) rows for each."""
     zero_points: Array = None
-    """u8, shape of the scales; None = the format's default."""
+    """int4: u8, shape of the scales; None = 8."""
     global_scales: Array = None
-    """nvfp4: f32 [E] or, for w13, [E, 2]."""
+    """nvfp4: f32 [E], or [E, 2] when there are two parts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

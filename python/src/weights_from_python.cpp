@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::array kWeightLayouts = {"nk", "kn"};
 constexpr std::array kScaleLayouts = {"none", "tensor", "channel", "group", "block"};
+constexpr std::array kScaleParts = {"one", "halves", "interleaved"};
 constexpr std::array kScaleTypes = {"f32", "f16", "bf16", "e8m0", "e4m3"};
 
 std::string join(const char* first, const char* second) { return std::string(first) + second; }
@@ -69,6 +70,7 @@ WeightScales to_scales(const std::string& name, nb::handle object,
                        std::vector<nb::object>& owners) {
   WeightScales scales;
   scales.layout = to_enum<ScaleLayout>(name + ".layout", object.attr("layout"), kScaleLayouts);
+  scales.parts = to_enum<ScaleParts>(name + ".parts", object.attr("parts"), kScaleParts);
   scales.group_size = number<std::int64_t>(object, name.c_str(), "group_size");
   scales.block_n = number<std::int64_t>(object, name.c_str(), "block_n");
   scales.block_k = number<std::int64_t>(object, name.c_str(), "block_k");
@@ -92,7 +94,6 @@ WeightScales to_scales(const std::string& name, nb::handle object,
       refuse(name + ".global_scales", "float32", array.text(), "cast it");
     }
     scales.global = static_cast<const float*>(array.data);
-    scales.globals_per_expert = array.num_dims == 2 ? array.shape[1] : 1;
   }
   return scales;
 }

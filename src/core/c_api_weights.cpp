@@ -23,7 +23,6 @@ WeightScales to_scales(const Path& path, const fusedmoe_weight_scales* from) {
   fusedmoe_weight_scales c;
   fusedmoe_weight_scales_init(&c);
   read_struct(path, from, offsetof(fusedmoe_weight_scales, group_size), c);
-  need_zero(path, c.reserved);
   scales.data = c.data;
   scales.type = to_enum({"type", &path}, c.type, ScaleType::e4m3, "a FUSEDMOE_SCALE_* value");
   scales.layout =
@@ -34,7 +33,8 @@ WeightScales to_scales(const Path& path, const fusedmoe_weight_scales* from) {
   scales.transposed = to_bool({"transposed", &path}, c.transposed);
   scales.zero_points = c.zero_points;
   scales.global = c.global;
-  scales.globals_per_expert = c.globals_per_expert;
+  scales.parts = to_enum({"parts", &path}, c.parts, ScaleParts::interleaved,
+                         "a FUSEDMOE_SCALE_PARTS_* value");
   return scales;
 }
 
