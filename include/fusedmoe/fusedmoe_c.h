@@ -280,15 +280,15 @@ typedef struct fusedmoe_plan_options {
 /* ---- weights --------------------------------------------------------------------------------- */
 
 typedef struct fusedmoe_weight_scales {
-  size_t struct_size; /* up to layout is mandatory */
-  const void* data;   /* shape by layout; null when a source states shapes only */
-  int32_t type;       /* FUSEDMOE_SCALE_F32, ... */
-  int32_t layout;     /* FUSEDMOE_SCALE_LAYOUT_* */
-  int64_t group_size; /* elements along K, for group */
-  int64_t block_n;    /* elements along N, for block */
-  int64_t block_k;    /* elements along K, for block */
-  int32_t transposed; /* group and block, 1: [E, along K, along N] */
-  int32_t parts;      /* FUSEDMOE_SCALE_PARTS_* */
+  size_t struct_size;      /* up to layout is mandatory */
+  const void* data;        /* shape by layout; null when a source states shapes only */
+  int32_t type;            /* FUSEDMOE_SCALE_F32, ... */
+  int32_t layout;          /* FUSEDMOE_SCALE_LAYOUT_* */
+  int64_t group_size;      /* elements along K, for group */
+  int64_t block_n;         /* elements along N, for block */
+  int64_t block_k;         /* elements along K, for block */
+  int32_t transposed;      /* group and block, 1: [E, along K, along N] */
+  int32_t parts;           /* FUSEDMOE_SCALE_PARTS_* */
   const void* zero_points; /* int4: u8, shape of the scales; null (default) = 8 */
   const float* global;     /* nvfp4: [E], or [E, 2] when there are two parts */
 } fusedmoe_weight_scales;

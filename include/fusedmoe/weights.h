@@ -69,15 +69,15 @@ struct WeightScales {
 };
 
 // One stack of matrices: [experts, outputs, inputs] (nk) or [experts, inputs, outputs] (kn; formats
-// of 8 bits and more). Formats of 4 bits keep two k in a byte, the even one in its low nibble, and a
-// row starts a byte; q4_k, q5_k and q6_k keep blocks of 256 k, as GGUF does.
+// of 8 bits and more). Formats of 4 bits keep two k in a byte, the even one in its low nibble, and
+// a row starts a byte; q4_k, q5_k and q6_k keep blocks of 256 k, as GGUF does.
 struct WeightTensor {
   const void* data = nullptr;  // any alignment
   WeightFormat format = WeightFormat::bf16;
   WeightLayout layout = WeightLayout::nk;
   std::int64_t experts = 0;
-  std::int64_t outputs = 0;        // N
-  std::int64_t inputs = 0;         // K
+  std::int64_t outputs = 0;  // N
+  std::int64_t inputs = 0;   // K
   // Elements between rows as stored, a multiple of those that share bytes; 0 = dense.
   std::int64_t row_stride = 0;
   std::int64_t expert_stride = 0;  // elements between experts; 0 = dense

@@ -22,6 +22,7 @@ static_assert(FUSEDMOE_REFRESH_NO_WAIT == static_cast<int>(RefreshWait::no_wait)
 static_assert(FUSEDMOE_FORMAT_Q6_K == static_cast<int>(WeightFormat::q6_k));
 static_assert(FUSEDMOE_WEIGHT_LAYOUT_KN == static_cast<int>(WeightLayout::kn));
 static_assert(FUSEDMOE_SCALE_LAYOUT_BLOCK == static_cast<int>(ScaleLayout::block));
+static_assert(FUSEDMOE_SCALE_PARTS_INTERLEAVED == static_cast<int>(ScaleParts::interleaved));
 static_assert(FUSEDMOE_SCALE_E4M3 == static_cast<int>(ScaleType::e4m3));
 static_assert(FUSEDMOE_SCORE_SOFTPLUS_SQRT == static_cast<int>(ScoreFunction::softplus_sqrt));
 static_assert(FUSEDMOE_RENORMALISE_MAX_SUM_EPSILON ==
@@ -32,7 +33,7 @@ static_assert(FUSEDMOE_GROUP_SCORE_BEST == static_cast<int>(GroupScore::best));
 static_assert(sizeof(void*) != 8 ||
               (sizeof(fusedmoe_activation_config) == 32 && sizeof(fusedmoe_moe_config) == 72 &&
                sizeof(fusedmoe_device) == 24 && sizeof(fusedmoe_expert_map) == 40 &&
-               sizeof(fusedmoe_plan_options) == 80 && sizeof(fusedmoe_weight_scales) == 80 &&
+               sizeof(fusedmoe_plan_options) == 80 && sizeof(fusedmoe_weight_scales) == 72 &&
                sizeof(fusedmoe_weight_tensor) == 72 && sizeof(fusedmoe_bias_tensor) == 40 &&
                sizeof(fusedmoe_expert_weights) == 88 && sizeof(fusedmoe_matrix) == 48 &&
                sizeof(fusedmoe_const_matrix) == 48 && sizeof(fusedmoe_workspace) == 40 &&

@@ -33,8 +33,8 @@ WeightScales to_scales(const Path& path, const fusedmoe_weight_scales* from) {
   scales.transposed = to_bool({"transposed", &path}, c.transposed);
   scales.zero_points = c.zero_points;
   scales.global = c.global;
-  scales.parts = to_enum({"parts", &path}, c.parts, ScaleParts::interleaved,
-                         "a FUSEDMOE_SCALE_PARTS_* value");
+  scales.parts =
+      to_enum({"parts", &path}, c.parts, ScaleParts::interleaved, "a FUSEDMOE_SCALE_PARTS_* value");
   return scales;
 }
 

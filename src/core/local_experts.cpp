@@ -12,15 +12,6 @@
 namespace fusedmoe {
 namespace {
 
-WeightTensor one_expert(WeightTensor stack, std::int64_t expert) {
-  if (stack.empty()) return stack;
-  const FormatInfo& format = format_info(stack.format);
-  stack.data = static_cast<const std::byte*>(stack.data) +
-               expert * expert_stride_of(stack) * format.bits_per_weight / 8;
-  stack.experts = 1;
-  return stack;
-}
-
 BiasTensor one_expert(BiasTensor stack, std::int64_t expert) {
   if (stack.empty()) return stack;
   stack.data = static_cast<const std::byte*>(stack.data) +
@@ -44,12 +35,6 @@ ExpertWeights local_experts(const ExpertWeights& all, std::span<const std::int32
                     " experts of every tensor, got " + std::to_string(num_experts) +
                     "; give a local id or -1 for each");
   }
-  for (const WeightTensor* tensor : {&all.w13, &all.w13_up, &all.w2}) {
-    if (tensor->scales.layout == ScaleLayout::none || all.source) continue;
-    throw Error(ErrorCode::unsupported,
-                "local_experts: expected unquantised stacks, got scales, which are not split by "
-                "expert yet; give a source");
-  }
   // Checks the local ids, too.
   const std::vector<std::int32_t> map =
       ExpertMap::explicit_map({expert_map.begin(), expert_map.end()}).resolve(num_experts);
@@ -67,6 +52,9 @@ ExpertWeights local_experts(const ExpertWeights& all, std::span<const std::int32
     if (tensor->empty()) continue;
     tensor->experts = count;
     tensor->data = nullptr;
+    tensor->scales.data = nullptr;
+    tensor->scales.zero_points = nullptr;
+    tensor->scales.global = nullptr;
   }
   for (BiasTensor* bias : {&stated.w13_bias, &stated.w2_bias}) {
     if (bias->empty()) continue;
@@ -77,9 +65,9 @@ ExpertWeights local_experts(const ExpertWeights& all, std::span<const std::int32
     const std::int64_t global = global_of.at(static_cast<std::size_t>(local));
     if (from.source) return from.source(global);
     ExpertWeights one = from;
-    one.w13 = one_expert(from.w13, global);
-    one.w13_up = one_expert(from.w13_up, global);
-    one.w2 = one_expert(from.w2, global);
+    one.w13 = expert_of(from.w13, global);
+    one.w13_up = expert_of(from.w13_up, global);
+    one.w2 = expert_of(from.w2, global);
     one.w13_bias = one_expert(from.w13_bias, global);
     one.w2_bias = one_expert(from.w2_bias, global);
     return one;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "formats/format.h"
+#include "formats/scales.h"
 #include "fusedmoe/error.h"
 
 namespace fusedmoe {
@@ -89,16 +90,134 @@ std::string shape(const WeightTensor& t) {
          std::to_string(nk ? t.inputs : t.outputs) + "]";
 }
 
+template <class Enum>
+std::string legal_names(unsigned mask) {
+  std::string names;
+  for (int i = 0; mask >> i != 0; ++i) {
+    if ((mask >> i & 1) == 0) continue;
+    names += (names.empty() ? "" : " or ") + std::string(to_string(static_cast<Enum>(i)));
+  }
+  return names;
+}
+
+void check_scale_sizes(const std::string& name, const WeightTensor& tensor) {
+  const WeightScales& scales = tensor.scales;
+  const FormatInfo& format = format_info(tensor.format);
+  const auto positive = [&](const char* field, std::int64_t value) {
+    if (value > 0 && value <= kMaxSize) return;
+    refuse(name + field, "a count from 1 to 2^31", std::to_string(value),
+           "state how many elements share a scale");
+  };
+  if (scales.layout == ScaleLayout::group) {
+    const std::int64_t due = format.scales.group_size;
+    if (due != 0 && scales.group_size != due) {
+      refuse(name + ".group_size", std::to_string(due), std::to_string(scales.group_size),
+             std::string("that is what ") + format.name + " means");
+    }
+    if (scales.group_size == -1) {
+      refuse(name + ".group_size", "a count from 1 to 2^31", "-1",
+             "say layout channel: one group per row");
+    }
+    positive(".group_size", scales.group_size);
+  }
+  if (scales.layout == ScaleLayout::block) {
+    positive(".block_n", scales.block_n);
+    positive(".block_k", scales.block_k);
+  }
+  if (scales.parts != ScaleParts::one && tensor.outputs % 2 != 0) {
+    refuse(name + ".parts", "one for an odd number of outputs", "two of them",
+           "only gate and up in one tensor are two parts");
+  }
+  if (scales.layout == ScaleLayout::block && scales.parts == ScaleParts::interleaved) {
+    refuse(name + ".parts", "one or halves for block scales", "interleaved",
+           "rows that alternate cannot share blocks: give gate and up as w13 and w13_up");
+  }
+}
+
+// shapes_only: the memory itself will not be read and may be null.
+void check_scales(const std::string& tensor_name, const WeightTensor& tensor, bool shapes_only) {
+  const std::string name = tensor_name + ".scales";
+  const WeightScales& scales = tensor.scales;
+  const FormatInfo& format = format_info(tensor.format);
+  check_enum((name + ".layout").c_str(), scales.layout, ScaleLayout::block);
+  check_enum((name + ".type").c_str(), scales.type, ScaleType::e4m3);
+  check_enum((name + ".parts").c_str(), scales.parts, ScaleParts::interleaved);
+  const bool some = scales.data != nullptr || scales.zero_points != nullptr ||
+                    scales.global != nullptr || scales.layout != ScaleLayout::none;
+  if (format.takes(ScaleLayout::none)) {
+    if (some) {
+      refuse(name, std::string("none for ") + format.name, "some",
+             format.block_elements == 1 ? "leave scales empty for unquantised weights"
+                                        : "its scales lie in its blocks");
+    }
+    return;
+  }
+  if (!format.takes(scales.layout)) {
+    refuse(name + ".layout",
+           legal_names<ScaleLayout>(format.scales.layouts) + " for " + format.name,
+           to_string(scales.layout), "state how the checkpoint keeps them");
+  }
+  if (!format.takes(scales.type)) {
+    refuse(name + ".type", legal_names<ScaleType>(format.scales.types) + " for " + format.name,
+           to_string(scales.type), "convert them: they are not rounded silently");
+  }
+  check_scale_sizes(name, tensor);
+  const bool read = !shapes_only && tensor.experts > 0;
+  if (scales.data == nullptr && read) {
+    const ScaleShape due = scale_shape(tensor);
+    refuse(name + ".data",
+           std::string(to_string(scales.type)) + " [" + std::to_string(tensor.experts) + ", " +
+               std::to_string(due.rows) + ", " + std::to_string(due.columns) + "]",
+           "a null pointer", "give the address of the scales");
+  }
+  if (scales.zero_points != nullptr && !format.scales.zero_points) {
+    refuse(name + ".zero_points", std::string("none for ") + format.name, "some", "leave them out");
+  }
+  if (scales.global != nullptr && !format.scales.global) {
+    refuse(name + ".global", std::string("none for ") + format.name, "some",
+           "multiply them into the scales");
+  }
+  if (scales.global == nullptr && format.scales.global && read) {
+    refuse(name + ".global", "f32 global scales", "a null pointer",
+           "give them as they multiply: some checkpoints store the reciprocal");
+  }
+}
+
+// Gate and up in one tensor: whether the scales are those of two matrices has to be clear.
+void check_parts(const PlanSpec& spec, const WeightTensor& w13) {
+  const WeightScales& scales = w13.scales;
+  if (scales.parts != ScaleParts::one) {
+    const bool halves = spec.config.gate_up_layout == GateUpLayout::halves;
+    if (!spec.gated() || halves != (scales.parts == ScaleParts::halves)) {
+      refuse("weights.w13.scales.parts", "one, or what config.gate_up_layout says", "another",
+             "set it to halves or interleaved as the rows of gate and up lie");
+    }
+    return;
+  }
+  const std::int64_t size = spec.config.intermediate_size;
+  if (scales.layout != ScaleLayout::block || !spec.gated() ||
+      spec.config.gate_up_layout != GateUpLayout::halves || size % scales.block_n == 0) {
+    return;
+  }
+  WeightTensor apart = w13;
+  apart.scales.parts = ScaleParts::halves;
+  const auto shape = [](const WeightTensor& tensor) {
+    const ScaleShape s = scale_shape(tensor);
+    return "[" + std::to_string(tensor.experts) + ", " + std::to_string(s.rows) + ", " +
+           std::to_string(s.columns) + "]";
+  };
+  refuse("weights.w13.scales",
+         shape(apart) + ", rows of blocks for gate and for up (parts = halves), since block_n=" +
+             std::to_string(scales.block_n) +
+             " does not divide intermediate_size=" + std::to_string(size),
+         shape(w13) + " (parts = one)", "quantise gate and up apart and say parts = halves");
+}
+
 void check_tensor(const std::string& name, const WeightTensor& tensor, std::int64_t experts,
-                  std::int64_t outputs, std::int64_t inputs, bool may_be_null) {
+                  std::int64_t outputs, std::int64_t inputs, bool shapes_only) {
   check_enum((name + ".format").c_str(), tensor.format, WeightFormat::q6_k);
   check_enum((name + ".layout").c_str(), tensor.layout, WeightLayout::kn);
   const FormatInfo& format = format_info(tensor.format);
-  if (!format.built) {
-    refuse(name + ".format", "f32, f16 or bf16", format.name,
-           "this version computes unquantised weights only: dequantise them first",
-           ErrorCode::unsupported);
-  }
   WeightTensor expected = tensor;
   expected.experts = experts;
   expected.outputs = outputs;
@@ -108,8 +227,18 @@ void check_tensor(const std::string& name, const WeightTensor& tensor, std::int6
     refuse(name, shape(expected) + order, shape(tensor),
            "state the shape that config and expert_map imply");
   }
-  if (tensor.data == nullptr && !may_be_null && experts > 0) {
+  if (tensor.data == nullptr && !shapes_only && experts > 0) {
     refuse(name, "data", "a null pointer", "give the address of the weights, or a source");
+  }
+  if (tensor.layout == WeightLayout::kn && !format.scales.any_order) {
+    refuse(name + ".layout", std::string("nk for ") + format.name, "kn",
+           "its elements share bytes along K: keep [experts, outputs, inputs]");
+  }
+  if (!format.encode && inputs % format.block_elements != 0) {
+    refuse(name,
+           std::string("inputs in multiples of ") + std::to_string(format.block_elements) +
+               " for " + format.name,
+           std::to_string(inputs), "quantise to a format with shorter groups");
   }
   constexpr std::int64_t kPadding = 64;  // what packing may add to a dimension
   if (!in_memory(outputs + kPadding, inputs + kPadding) ||
@@ -129,12 +258,14 @@ void check_tensor(const std::string& name, const WeightTensor& tensor, std::int6
     refuse(name + ".expert_stride", "0 or at least " + std::to_string(least) + ", within memory",
            std::to_string(tensor.expert_stride), "experts must not overlap");
   }
-  const WeightScales& scales = tensor.scales;
-  if (scales.data != nullptr || scales.zero_points != nullptr || scales.global != nullptr ||
-      scales.layout != ScaleLayout::none) {
-    refuse(name + ".scales", std::string("none for ") + format.name, "some",
-           "leave scales empty for unquantised weights");
+  if (row_stride_of(tensor) % format.block_elements != 0 ||
+      expert_stride_of(tensor) % format.block_elements != 0) {
+    refuse(name + ".row_stride and expert_stride",
+           "multiples of " + std::to_string(format.block_elements) + " elements",
+           std::to_string(tensor.row_stride) + " and " + std::to_string(tensor.expert_stride),
+           std::string(format.name) + " elements share bytes: rows start whole ones");
   }
+  check_scales(name, tensor, shapes_only);
 }
 
 void check_bias(const char* name, const BiasTensor& bias, std::int64_t experts, std::int64_t size,
@@ -328,12 +459,21 @@ void check_weights(const PlanSpec& spec, const ExpertWeights& weights, std::int6
   if (apart) {
     check_tensor("weights.w13_up", weights.w13_up, num_experts, inter, config.hidden_size,
                  may_be_null);
+    if (weights.w13.scales.parts != ScaleParts::one) {
+      refuse("weights.w13.scales.parts", "one beside w13_up", "two", "w13 holds gate rows alone");
+    }
     if (weights.w13_up.format != weights.w13.format) {
       refuse("weights.w13_up.format", to_string(weights.w13.format),
              to_string(weights.w13_up.format), "give gate and up in one format");
     }
   }
   check_tensor("weights.w2", weights.w2, num_experts, config.hidden_size, inter, may_be_null);
+  if (!apart) check_parts(spec, weights.w13);
+  for (const WeightTensor* alone : {&weights.w13_up, &weights.w2}) {
+    if (alone->scales.parts == ScaleParts::one) continue;
+    refuse(alone == &weights.w2 ? "weights.w2.scales.parts" : "weights.w13_up.scales.parts", "one",
+           "two", "only gate and up in one tensor are two parts");
+  }
   check_bias("weights.w13_bias", weights.w13_bias, num_experts, spec.w13_outputs(), may_be_null);
   check_bias("weights.w2_bias", weights.w2_bias, num_experts, config.hidden_size, may_be_null);
 }

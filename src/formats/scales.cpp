@@ -1,9 +1,11 @@
 // Implementation of scales.h.
 #include "formats/scales.h"
 
+#include <cstddef>
 #include <cstring>
 
 #include "formats/float_bits.h"
+#include "formats/format.h"
 #include "formats/small_floats.h"
 
 namespace fusedmoe {
@@ -142,21 +144,37 @@ double scale_at(const WeightTensor& tensor, std::int64_t expert, std::int64_t n,
         load_scale(scales.data, scales.type,
                    scale_index(tensor, expert, scale_row(tensor, n), scale_column(tensor, k))));
   }
-  if (scales.global != nullptr) {
-    float global;
-    std::memcpy(&global, scales.global + expert * num_parts(tensor) + part_of(tensor, n),
-                sizeof global);
-    value *= static_cast<double>(global);
-  }
-  return value;
+  return value * static_cast<double>(global_scale_at(tensor, expert, n));
+}
+
+float global_scale_at(const WeightTensor& tensor, std::int64_t expert, std::int64_t n) noexcept {
+  if (tensor.scales.global == nullptr) return 1.0F;
+  float global;  // checkpoints map tensors to any address
+  std::memcpy(&global, tensor.scales.global + expert * num_parts(tensor) + part_of(tensor, n),
+              sizeof global);
+  return global;
 }
 
 int zero_point_at(const WeightTensor& tensor, std::int64_t expert, std::int64_t n, std::int64_t k,
                   int otherwise) noexcept {
   if (tensor.scales.zero_points == nullptr) return otherwise;
-  return static_cast<const std::uint8_t*>(
-      tensor.scales
-          .zero_points)[scale_index(tensor, expert, scale_row(tensor, n), scale_column(tensor, k))];
+  return static_cast<const std::uint8_t*>(tensor.scales.zero_points)[scale_index(
+      tensor, expert, scale_row(tensor, n), scale_column(tensor, k))];
+}
+
+WeightTensor expert_of(WeightTensor stack, std::int64_t expert) noexcept {
+  if (stack.empty()) return stack;
+  const auto advance = [](const void* data, std::int64_t bytes) -> const void* {
+    return data == nullptr ? nullptr : static_cast<const std::byte*>(data) + bytes;
+  };
+  stack.data = advance(stack.data, byte_offset(stack, expert * expert_stride_of(stack)));
+  WeightScales& scales = stack.scales;
+  const std::int64_t before = expert * scale_shape(stack).count();
+  scales.data = advance(scales.data, before * bytes_per_scale(scales.type));
+  scales.zero_points = advance(scales.zero_points, before);
+  if (scales.global != nullptr) scales.global += expert * globals_per_expert(stack);
+  stack.experts = 1;
+  return stack;
 }
 
 const char* to_string(ScaleLayout layout) noexcept {

@@ -37,6 +37,8 @@ void store_scale(void* data, ScaleType type, std::int64_t index, double value) n
 // What an element's code at (expert, n, k) is multiplied by: scale times global scale.
 double scale_at(const WeightTensor& tensor, std::int64_t expert, std::int64_t n,
                 std::int64_t k) noexcept;
+// The global scale that belongs to output n; 1 without one.
+float global_scale_at(const WeightTensor& tensor, std::int64_t expert, std::int64_t n) noexcept;
 // The zero point there; `otherwise` when the tensor has none.
 int zero_point_at(const WeightTensor& tensor, std::int64_t expert, std::int64_t n, std::int64_t k,
                   int otherwise) noexcept;

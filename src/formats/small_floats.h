@@ -1,5 +1,6 @@
-// Floats of four and eight bits as codes: scalar conversions, the definition of what a code is worth
-// and of how a number becomes one. Forced inline, as float_bits.h is, and for the same reason.
+// Floats of four and eight bits as codes: scalar conversions, the definition of what a code is
+// worth and of how a number becomes one. Forced inline, as float_bits.h is, and for the same
+// reason.
 //
 // Encoding rounds to nearest even, ties to the even code, and saturates: beyond the largest finite
 // value it gives that value, with its sign; NaN stays NaN where there is one, else it becomes zero.
@@ -47,9 +48,9 @@ struct SmallFloat {
   }
 };
 
-using E4m3 = SmallFloat<4, 3, 7, 0x7e>;    // no infinity; 0x7f and 0xff are NaN
-using E5m2 = SmallFloat<5, 2, 15, 0x7b>;   // infinity and NaN as IEEE has them
-using E2m1 = SmallFloat<2, 1, 1, 0x7>;     // 0, 0.5, 1, 1.5, 2, 3, 4, 6: neither
+using E4m3 = SmallFloat<4, 3, 7, 0x7e>;   // no infinity; 0x7f and 0xff are NaN
+using E5m2 = SmallFloat<5, 2, 15, 0x7b>;  // infinity and NaN as IEEE has them
+using E2m1 = SmallFloat<2, 1, 1, 0x7>;    // 0, 0.5, 1, 1.5, 2, 3, 4, 6: neither
 
 FUSEDMOE_INLINE float e4m3_to_f32(std::uint8_t code) noexcept {
   if ((code & 0x7fU) == 0x7fU) return std::bit_cast<float>(0x7fc00000U);

@@ -8,6 +8,7 @@
 
 #include "formats/float_bits.h"
 #include "formats/format.h"
+#include "formats/quantize.h"
 
 namespace fusedmoe {
 namespace {
@@ -38,29 +39,35 @@ std::vector<std::byte> dirty(std::int64_t rows, std::int64_t stride, DType dtype
 
 }  // namespace
 
-WeightTensor RandomWeights::make_tensor(WeightFormat format, WeightLayout layout,
-                                        std::int64_t experts, std::int64_t outputs,
-                                        std::int64_t inputs, const RandomWeightsOptions& options,
-                                        std::mt19937_64& random) {
-  WeightTensor tensor{
-      .format = format, .layout = layout, .experts = experts, .outputs = outputs, .inputs = inputs};
-  tensor.row_stride = row_stride_of(tensor) + options.row_padding;
-  tensor.expert_stride = expert_stride_of(tensor) + options.expert_padding;
-  const std::int64_t bytes =
-      experts * expert_stride_of(tensor) * format_info(format).bits_per_weight / 8;
-  auto& memory = memory_.emplace_back(bytes + options.misalign + 64, std::byte{0xff});
+std::byte* RandomWeights::keep(std::span<const std::byte> bytes, std::int64_t misalign) {
+  if (bytes.empty()) return nullptr;
+  auto& memory = memory_.emplace_back(bytes.size() + misalign + 64, std::byte{0xff});
   const auto base = reinterpret_cast<std::uintptr_t>(memory.data());
-  std::byte* data = memory.data() + (64 - base % 64) % 64 + options.misalign;
-  tensor.data = data;
+  std::byte* data = memory.data() + (64 - base % 64) % 64 + misalign;
+  std::memcpy(data, bytes.data(), bytes.size());
+  return data;
+}
+
+WeightTensor RandomWeights::make_tensor(WeightTensor tensor, const RandomWeightsOptions& options,
+                                        std::mt19937_64& random) {
+  const std::int64_t block = format_info(tensor.format).block_elements;
+  const auto padded = [&](std::int64_t stride, std::int64_t padding) {
+    return (stride + padding + block - 1) / block * block;
+  };
+  tensor.row_stride = padded(row_stride_of(tensor), options.row_padding);
+  tensor.expert_stride = padded(expert_stride_of(tensor), options.expert_padding);
   // Each output has variance 1 for inputs of variance 1.
-  std::normal_distribution<float> normal(0.0F, 1.0F / std::sqrt(static_cast<float>(inputs)));
-  for (std::int64_t e = 0; e < experts; ++e) {
-    for (std::int64_t n = 0; n < outputs; ++n) {
-      for (std::int64_t k = 0; k < inputs; ++k) {
-        format_info(format).encode(data, tensor, e, n, k, normal(random));
-      }
-    }
-  }
+  std::normal_distribution<float> normal(0.0F, 1.0F / std::sqrt(static_cast<float>(tensor.inputs)));
+  std::vector<float> values(tensor.experts * tensor.outputs * tensor.inputs);
+  for (float& value : values) value = normal(random);
+  const bool points = options.zero_points && format_info(tensor.format).scales.zero_points;
+  const QuantizedStack stack =
+      quantize(values, tensor, {.zero_points = points, .fill = std::byte{0xff}});
+  tensor.data = keep(stack.data, options.misalign);
+  tensor.scales.data = keep(stack.scales, options.misalign);
+  tensor.scales.zero_points = keep(std::as_bytes(std::span(stack.zero_points)), options.misalign);
+  tensor.scales.global =
+      reinterpret_cast<const float*>(keep(std::as_bytes(std::span(stack.global)), 0));
   if (options.row_padding == 0) tensor.row_stride = 0;
   if (options.expert_padding == 0) tensor.expert_stride = 0;
   return tensor;
@@ -80,15 +87,22 @@ RandomWeights::RandomWeights(const MoeConfig& config, std::int64_t num_experts,
   const bool gated = is_gated(config.activation.kind);
   const std::int64_t outputs = config.intermediate_size * (gated ? 2 : 1);
   const bool apart = options.gate_up_apart && gated;
-  view_.w13 =
-      make_tensor(options.w13_format, options.w13_layout, num_experts,
-                  apart ? config.intermediate_size : outputs, config.hidden_size, options, random);
-  if (apart) {
-    view_.w13_up = make_tensor(options.w13_format, options.w13_layout, num_experts,
-                               config.intermediate_size, config.hidden_size, options, random);
-  }
-  view_.w2 = make_tensor(options.w2_format, options.w2_layout, num_experts, config.hidden_size,
-                         config.intermediate_size, options, random);
+  const WeightScales w13_scales = options.w13_scales.value_or(default_scales(options.w13_format));
+  WeightTensor w13{.format = options.w13_format,
+                   .layout = options.w13_layout,
+                   .experts = num_experts,
+                   .outputs = apart ? config.intermediate_size : outputs,
+                   .inputs = config.hidden_size,
+                   .scales = w13_scales};
+  view_.w13 = make_tensor(w13, options, random);
+  if (apart) view_.w13_up = make_tensor(w13, options, random);
+  view_.w2 = make_tensor({.format = options.w2_format,
+                          .layout = options.w2_layout,
+                          .experts = num_experts,
+                          .outputs = config.hidden_size,
+                          .inputs = config.intermediate_size,
+                          .scales = options.w2_scales.value_or(default_scales(options.w2_format))},
+                         options, random);
   if (options.w13_bias) {
     view_.w13_bias = make_bias(options.bias_dtype, num_experts, outputs, random);
   }
@@ -102,11 +116,7 @@ void* RandomWeights::w2_data() { return const_cast<void*>(view_.w2.data); }
 ExpertWeights slice(const ExpertWeights& weights, std::int64_t expert) {
   ExpertWeights one = weights;
   for (WeightTensor* tensor : {&one.w13, &one.w13_up, &one.w2}) {
-    tensor->experts = tensor->empty() ? 0 : 1;
-    if (tensor->data == nullptr) continue;  // a source's tensors state shapes only
-    tensor->data =
-        static_cast<const std::byte*>(tensor->data) +
-        expert * expert_stride_of(*tensor) * format_info(tensor->format).bits_per_weight / 8;
+    *tensor = expert_of(*tensor, expert);
   }
   for (BiasTensor* bias : {&one.w13_bias, &one.w2_bias}) {
     bias->experts = bias->empty() ? 0 : 1;
@@ -119,7 +129,10 @@ ExpertWeights slice(const ExpertWeights& weights, std::int64_t expert) {
 
 ExpertWeights RandomWeights::as_source() const {
   ExpertWeights result = view_;
-  for (WeightTensor* tensor : {&result.w13, &result.w13_up, &result.w2}) tensor->data = nullptr;
+  for (WeightTensor* tensor : {&result.w13, &result.w13_up, &result.w2}) {
+    tensor->data = tensor->scales.data = tensor->scales.zero_points = nullptr;
+    tensor->scales.global = nullptr;
+  }
   for (BiasTensor* bias : {&result.w13_bias, &result.w2_bias}) bias->data = nullptr;
   result.source = [whole = view_](std::int64_t expert) { return slice(whole, expert); };
   return result;

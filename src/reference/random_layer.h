@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "fusedmoe/config.h"
@@ -15,6 +17,10 @@ namespace fusedmoe {
 struct RandomWeightsOptions {
   WeightFormat w13_format = WeightFormat::bf16;
   WeightFormat w2_format = WeightFormat::bf16;
+  // Layout, type and parts; unset: what default_scales() says of the format.
+  std::optional<WeightScales> w13_scales = {};
+  std::optional<WeightScales> w2_scales = {};
+  bool zero_points = false;  // of int4
   WeightLayout w13_layout = WeightLayout::nk;
   WeightLayout w2_layout = WeightLayout::nk;
   bool gate_up_apart = false;  // w13 and w13_up in two tensors
@@ -38,9 +44,11 @@ class RandomWeights {
   void* w2_data();
 
  private:
-  WeightTensor make_tensor(WeightFormat format, WeightLayout layout, std::int64_t experts,
-                           std::int64_t outputs, std::int64_t inputs,
-                           const RandomWeightsOptions& options, std::mt19937_64& random);
+  // What `tensor` says, filled.
+  WeightTensor make_tensor(WeightTensor tensor, const RandomWeightsOptions& options,
+                           std::mt19937_64& random);
+  // A copy at `misalign` bytes behind a multiple of 64; null for nothing.
+  std::byte* keep(std::span<const std::byte> bytes, std::int64_t misalign);
   BiasTensor make_bias(DType dtype, std::int64_t experts, std::int64_t size,
                        std::mt19937_64& random);
 

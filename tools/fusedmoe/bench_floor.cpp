@@ -21,7 +21,7 @@ std::int64_t weights_per_expert(const ModelShape& shape) {
 
 std::int64_t expert_bytes(const ModelShape& shape, WeightFormat format) {
   const MoeConfig& config = shape.config;
-  std::int64_t bytes = weights_per_expert(shape) * format_info(format).bits_per_weight / 8;
+  std::int64_t bytes = format_info(format).bytes(weights_per_expert(shape));
   if (shape.bias) {
     bytes += static_cast<std::int64_t>(sizeof(float)) *
              (projections(shape) * config.intermediate_size + config.hidden_size);

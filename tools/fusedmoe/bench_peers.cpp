@@ -93,7 +93,7 @@ void Peers::load(const BenchSetup& setup, std::int64_t num_layers) {
       offsets.push_back(layout.add(stack));
       tensors[name] = span(offsets.back(), stack);
     };
-    const std::int64_t element = format_info(setup.format).bits_per_weight / 8;
+    const std::int64_t element = format_info(setup.format).block_bytes;
     add("w13", weights.w13.outputs * weights.w13.inputs, element);
     add("w2", weights.w2.outputs * weights.w2.inputs, element);
     if (setup.shape.bias) {

@@ -49,7 +49,7 @@ BenchSetup make_setup(const BenchOptions& options, const ModelShape& shape) {
   setup.options.expert_map = setup.shape.expert_map();
   setup.threads = options.device.threads > 0 ? options.device.threads : std::max(cpu_threads(), 1);
   const FormatInfo& info = format_info(setup.format);
-  if (!info.built) {
+  if (info.scales.types != 0) {
     throw Error(ErrorCode::unsupported, std::string("--format: expected one that this build has, "
                                                     "got ") +
                                             info.name + "; take bf16, f16 or f32");

@@ -19,7 +19,7 @@ namespace {
 std::span<const std::byte> bytes_of(const WeightTensor& tensor) {
   const std::int64_t elements = tensor.experts * expert_stride_of(tensor);
   return {static_cast<const std::byte*>(tensor.data),
-          static_cast<std::size_t>(elements * format_info(tensor.format).bits_per_weight / 8)};
+          static_cast<std::size_t>(format_info(tensor.format).bytes(elements))};
 }
 
 // Copies of everything that a call may read, to see afterwards that nothing wrote there.

@@ -7,7 +7,14 @@
 namespace fusedmoe::cpu {
 
 // Each includes those before it.
-enum class CpuIsa : unsigned char { scalar = 0, avx2_fma, avx512, avx512_bf16, amx_bf16 };
+enum class CpuIsa : unsigned char {
+  scalar = 0,
+  avx2_fma,
+  avx512,       // F, BW, DQ, VL
+  avx512_vnni,  // and VNNI, VBMI
+  avx512_bf16,
+  amx_bf16
+};
 
 const char* to_string(CpuIsa isa) noexcept;
 // All that kernels exist for.

@@ -118,6 +118,17 @@ void CpuPlan::check_refresh(const ExpertWeights& weights) const {
   if (weights.w2.format != w2_format_) {
     refuse("weights.w2.format", to_string(w2_format_), to_string(weights.w2.format));
   }
+  const auto check_panels = [&](const char* name, const WeightTensor& tensor,
+                                const PackedLayout::Panels& panels, const GemmKernel& kernel) {
+    const PanelFormat format = panel_format(tensor, kernel);
+    if (format.segments == panels.format.segments &&
+        format.column_scales == panels.format.column_scales) {
+      return;
+    }
+    refuse(name, "layout, type, group and zero points of scales", "others");
+  };
+  check_panels("weights.w13.scales", weights.w13, layer_.layout.w13, *layer_.kernels.gemm13);
+  check_panels("weights.w2.scales", weights.w2, layer_.layout.w2, *layer_.kernels.gemm2);
   if (weights.w13_bias.empty() == w13_bias_) {
     refuse("weights.w13_bias", w13_bias_ ? "a bias" : "none", w13_bias_ ? "none" : "a bias");
   }
@@ -168,17 +179,18 @@ void CpuPlan::pack(const ExpertWeights& weights, std::span<const std::int64_t> l
 void CpuPlan::pack_panel(const ExpertWeights& weights, std::int64_t in_weights, std::int64_t local,
                          std::int64_t index) const {
   const PackedLayout& layout = storage_->layout();
-  if (index < layout.w13.count) {
-    copy_panel(w13_panel(spec_, weights, in_weights, index), 0, spec_.config.hidden_size,
-               layout.w13.layout, storage_->panel(layout.w13, local, index), PanelUse::later);
-    float* bias = storage_->bias(layout.w13, local, index);
-    if (bias != nullptr) w13_bias_panel(spec_, weights, in_weights, index, bias);
-  } else {
-    index -= layout.w13.count;
-    copy_panel(w2_panel(spec_, weights, in_weights, index), 0, spec_.config.intermediate_size,
-               layout.w2.layout, storage_->panel(layout.w2, local, index), PanelUse::later);
-    float* bias = storage_->bias(layout.w2, local, index);
-    if (bias != nullptr) w2_bias_panel(spec_, weights, in_weights, index, bias);
+  const bool first = index < layout.w13.count;
+  const PackedLayout::Panels& panels = first ? layout.w13 : layout.w2;
+  if (!first) index -= layout.w13.count;
+  const PanelOutputs outputs = first ? w13_panel(spec_, weights, in_weights, index)
+                                     : w2_panel(spec_, weights, in_weights, index);
+  cpu::pack_panel(outputs, panels.format, 0, panels.inputs, storage_->panel(panels, local, index),
+                  PanelUse::later);
+  if (float* scales = storage_->scales(panels, local, index)) {
+    column_scales(outputs, panels.format, scales);
+  }
+  if (float* bias = storage_->bias(panels, local, index)) {
+    (first ? w13_bias_panel : w2_bias_panel)(spec_, weights, in_weights, index, bias);
   }
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 // Panels whose accumulators are kept between two pieces of K.
 constexpr int kPanelGroup = 16;
-// A borrowed panel is packed piece by piece into scratch.
+// Of a piece of a borrowed panel, at least.
 constexpr std::int64_t kBorrowedK = 1024;
 // Of any instruction set: GemmInputs::max_rows.
 constexpr int kMostRows = 256;
@@ -33,37 +33,74 @@ struct Matrix {
     return is_w13 ? *layer.kernels.inputs13 : *layer.kernels.inputs2;
   }
 
-  // A piece of panel `index`, where it is kept; null when borrowed.
-  const std::byte* kept(std::int64_t expert, std::int64_t index, std::int64_t k0) const {
-    if (layer.packed == nullptr) return nullptr;
-    return layer.packed->panel(panels(), expert, index) +
-           k0 * (panels().bytes / panels().layout.padded(inputs));
-  }
-  // The same, packed into scratch when it is borrowed.
-  const std::byte* piece(std::int64_t expert, std::int64_t index, std::int64_t k0, std::int64_t k,
-                         std::byte* scratch) const {
-    if (layer.packed != nullptr) return kept(expert, index, k0);
-    const PanelOutputs outputs = is_w13 ? w13_panel(*layer.spec, *layer.borrowed, expert, index)
-                                        : w2_panel(*layer.spec, *layer.borrowed, expert, index);
-    copy_panel(outputs, k0, k, panels().layout, scratch);
-    return scratch;
+  const PanelFormat& format() const { return panels().format; }
+  // Inputs whose sum each row is asked for: those of a segment, where codes have offsets.
+  std::int64_t row_sums_k() const {
+    const SegmentLayout::Offset offset = format().segments.offset;
+    const bool needed = rows().dtype == DType::i8 || offset == SegmentLayout::Offset::zero_points ||
+                        offset == SegmentLayout::Offset::minima;
+    return needed ? format().segments.k : 0;
   }
 
-  // [32] or null.
-  const float* bias(std::int64_t expert, std::int64_t index, float* scratch) const {
-    if (layer.packed != nullptr) return layer.packed->bias(panels(), expert, index);
-    const bool has = is_w13 ? w13_bias_panel(*layer.spec, *layer.borrowed, expert, index, scratch)
-                            : w2_bias_panel(*layer.spec, *layer.borrowed, expert, index, scratch);
-    return has ? scratch : nullptr;
+  // Codes of a piece of panel `index`, where they are kept; null when borrowed.
+  const std::byte* kept(std::int64_t expert, std::int64_t index, std::int64_t k0) const {
+    if (layer.packed == nullptr) return nullptr;
+    return format().codes(layer.packed->panel(panels(), expert, index), k0);
+  }
+  PanelOutputs outputs(std::int64_t expert, std::int64_t index) const {
+    return is_w13 ? w13_panel(*layer.spec, *layer.borrowed, expert, index)
+                  : w2_panel(*layer.spec, *layer.borrowed, expert, index);
+  }
+  // A piece with its segments; packed into scratch when it is borrowed.
+  struct Piece {
+    const std::byte* codes;
+    Segments segments;
+  };
+  Piece piece(std::int64_t expert, std::int64_t index, std::int64_t k0, std::int64_t k,
+              std::byte* scratch) const {
+    if (layer.packed != nullptr) {
+      const std::byte* panel = layer.packed->panel(panels(), expert, index);
+      return {format().codes(panel, k0), format().segments_of(panel, inputs, k0)};
+    }
+    pack_panel(outputs(expert, index), format(), k0, k, scratch);
+    return {scratch, format().segments_of(scratch, k, 0)};
+  }
+
+  // What the epilogue needs of a panel: [32] or null each.
+  struct Epilogue {
+    const float* scale;
+    const float* bias;
+  };
+  Epilogue epilogue(std::int64_t expert, std::int64_t index, float* scratch) const {
+    if (layer.packed != nullptr) {
+      return {layer.packed->scales(panels(), expert, index),
+              layer.packed->bias(panels(), expert, index)};
+    }
+    float* bias = scratch + kPanelOutputs;
+    const bool scales = column_scales(outputs(expert, index), format(), scratch);
+    const bool biases = is_w13 ? w13_bias_panel(*layer.spec, *layer.borrowed, expert, index, bias)
+                               : w2_bias_panel(*layer.spec, *layer.borrowed, expert, index, bias);
+    return {scales ? scratch : nullptr, biases ? bias : nullptr};
   }
 };
+
+// A borrowed panel is packed piece by piece into scratch: k of a piece.
+std::int64_t borrowed_k(const PanelFormat& format) {
+  const std::int64_t period = format.period();
+  return (kBorrowedK + period - 1) / period * period;
+}
+std::int64_t borrowed_bytes(const PackedLayout::Panels& panels) {
+  return panels.format.bytes(borrowed_k(panels.format));
+}
 
 // A thread's part of the scratch.
 struct ThreadScratch {
   std::byte* rows;             // loaded: GemmInputs::bytes_at_once
   float* accumulators;         // [kPanelGroup][max_rows][32]
   std::byte* panel;            // of borrowed weights
-  float* bias;                 // [32]
+  float* epilogue;             // [2][32], of borrowed weights
+  std::byte* row_sums;         // of the loaded rows' segments
+  float* row_scales;           // [max_rows], a8
   std::int64_t sums_of_panel;  // floats of one panel's accumulators
   std::int64_t bytes;
 
@@ -80,9 +117,14 @@ struct ThreadScratch {
     rows = part(std::max(a.bytes_at_once, b.bytes_at_once));
     accumulators =
         reinterpret_cast<float*>(part(kPanelGroup * sums_of_panel * std::int64_t{sizeof(float)}));
-    bias = reinterpret_cast<float*>(part(kPanelOutputs * sizeof(float)));
+    epilogue = reinterpret_cast<float*>(part(2 * kPanelOutputs * sizeof(float)));
+    // Segments have at least 16 inputs, and their sums four bytes.
+    row_sums = part(std::max(a.bytes_at_once / bytes_per_element(a.dtype),
+                             b.bytes_at_once / bytes_per_element(b.dtype)) /
+                    4);
+    row_scales = reinterpret_cast<float*>(part(kMostRows * sizeof(float)));
     panel = part(layer.packed == nullptr
-                     ? kBorrowedK * kPanelOutputs * static_cast<std::int64_t>(sizeof(float))
+                     ? std::max(borrowed_bytes(layer.layout.w13), borrowed_bytes(layer.layout.w2))
                      : 0);
     bytes = offset;
   }
@@ -102,13 +144,14 @@ struct RowBlock {
 // The longest piece of K of which a block's rows fit into scratch, in even pieces.
 std::int64_t piece_of_k(const Matrix& matrix, int rows) {
   const GemmInputs& inputs = matrix.rows();
-  const PanelLayout& layout = matrix.panels().layout;
   const std::int64_t row_bytes = inputs.bytes_at_once / inputs.padded_rows(rows);
   std::int64_t most = (row_bytes - inputs.row_bytes(0)) / bytes_per_element(inputs.dtype);
-  if (matrix.layer.packed == nullptr) most = std::min(most, kBorrowedK);
-  most = most / layout.k_multiple * layout.k_multiple;
+  if (matrix.layer.packed == nullptr) most = std::min(most, borrowed_k(matrix.format()));
+  const std::int64_t period = matrix.format().period();
+  const auto whole = [&](std::int64_t k) { return (k + period - 1) / period * period; };
+  most = std::max(most / period * period, period);
   const std::int64_t pieces = (matrix.inputs + most - 1) / most;
-  return layout.padded((matrix.inputs + pieces - 1) / pieces);
+  return whole((matrix.inputs + pieces - 1) / pieces);
 }
 
 // Multiplies a block of rows by panels [begin, end) and hands each panel's accumulators to
@@ -125,7 +168,9 @@ void multiply(const Matrix& matrix, std::int64_t expert, const RowBlock& block, 
       const std::int64_t k = std::min(step, matrix.inputs - k0);
       const bool last_piece = k0 + k == matrix.inputs;
       if (!loaded) {
-        matrix.rows().load_rows({block.from.data(), block.dtype, k0, k, block.rows, scratch.rows});
+        matrix.rows().load_rows({block.from.data(), block.dtype, k0, k, block.rows, scratch.rows,
+                                 matrix.inputs, matrix.row_sums_k(), scratch.row_sums,
+                                 scratch.row_scales});
         loaded = k == matrix.inputs;  // whole rows serve every group
       }
       for (std::int64_t p = group; p < group_end; ++p) {
@@ -133,10 +178,11 @@ void multiply(const Matrix& matrix, std::int64_t expert, const RowBlock& block, 
                                 : !last_piece     ? matrix.kept(expert, group, k0 + step)
                                 : group_end < end ? matrix.kept(expert, group_end, 0)
                                                   : after;
-        const std::byte* piece = matrix.piece(expert, p, k0, k, scratch.panel);
+        const Matrix::Piece piece = matrix.piece(expert, p, k0, k, scratch.panel);
         float* sums = scratch.accumulators + (p - group) * scratch.sums_of_panel;
-        matrix.kernel().run(
-            {scratch.rows, block.rows, piece, k, next == nullptr ? piece : next, sums, k0 == 0});
+        matrix.kernel().run({scratch.rows, block.rows, piece.codes, k,
+                             next == nullptr ? piece.codes : next, sums, k0 == 0, piece.segments,
+                             scratch.row_sums});
         if (last_piece) epilogue(p, sums);
       }
     }
@@ -304,12 +350,13 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
                  const std::int64_t channel = p * channels;
                  auto* to = static_cast<std::byte*>(state.activated) +
                             (row * config.intermediate_size + channel) * bytes_per_element(dtype);
+                 const Matrix::Epilogue epilogue = w13.epilogue(expert, p, scratch.epilogue);
                  layer.kernels.rows->activate(
                      {sums, rows,
                       static_cast<int>(std::min(channels, config.intermediate_size - channel)),
-                      config.apply_router_weight_on_input ? scales.data() : nullptr,
-                      w13.bias(expert, p, scratch.bias), &config.activation,
-                      config.clamp_limit.value_or(0.0F), to, dtype, config.intermediate_size});
+                      config.apply_router_weight_on_input ? scales.data() : nullptr, epilogue.scale,
+                      epilogue.bias, &config.activation, config.clamp_limit.value_or(0.0F), to,
+                      dtype, config.intermediate_size});
                });
     }
   }
@@ -364,11 +411,12 @@ void gemm2(const Layer& layer, const CallState& state, int thread, int threads) 
       multiply(w2, expert, block, begin, end, after, scratch,
                [&](std::int64_t p, const float* sums) {
                  const std::int64_t column = p * kPanelOutputs;
+                 const Matrix::Epilogue epilogue = w2.epilogue(expert, p, scratch.epilogue);
                  layer.kernels.rows->combine(
                      {sums, block.rows,
                       static_cast<int>(
                           std::min<std::int64_t>(kPanelOutputs, config.hidden_size - column)),
-                      w2.bias(expert, p, scratch.bias), targets.data(),
+                      nullptr, epilogue.scale, epilogue.bias, targets.data(),
                       state.sums == nullptr ? nullptr : state.sums + column, state.sums_stride,
                       static_cast<std::byte*>(output.data) + column * output_bytes, output.dtype,
                       output.row_stride});

@@ -7,7 +7,7 @@ KernelChoice choose_kernels(const PlanSpec& spec, const ExpertWeights& weights) 
   // What is not built was refused before, but for a plan without experts: its weights may say
   // anything, and nobody multiplies by them.
   const auto find = [&](WeightFormat format) {
-    const GemmKernel* kernel = find_gemm(isa, format, spec.config.dtype);
+    const GemmKernel* kernel = find_gemm(isa, format, spec.config.dtype, spec.options.mode);
     return kernel != nullptr ? kernel : find_gemm(isa, WeightFormat::f32, spec.config.dtype);
   };
   const GemmKernel* gemm13 = find(weights.w13.format);

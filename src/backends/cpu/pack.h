@@ -2,37 +2,29 @@
 // for packed weights, and for each use of a panel when weights are borrowed.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
-#include "backends/cpu/kernels/kernels.h"
+#include "backends/cpu/pack_codes.h"
+#include "backends/cpu/panel_format.h"
 #include "core/backend.h"
 #include "fusedmoe/weights.h"
 
 namespace fusedmoe::cpu {
 
-// Where the 32 outputs of a panel start in the caller's memory; null = padding, zeros.
-struct PanelOutputs {
-  std::array<const std::byte*, kPanelOutputs> output;
-  // Bytes from one k to the next. Per output: gate and up may lie in tensors of their own.
-  std::array<std::int64_t, kPanelOutputs> k_stride;
-  int element_bytes;
-};
-
-// Panel `panel` of w13 or w2 of one expert. `expert` counts within `weights`.
+// Panel `panel` of w13 or w2 of one expert. `expert` counts within `weights`, which must outlive
+// the result.
 PanelOutputs w13_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,
                        std::int64_t panel);
 PanelOutputs w2_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,
                       std::int64_t panel);
 
-// Whether a panel is multiplied at once, and belongs into the caches, or later.
-enum class PanelUse { now, later };
-
-// to: k0 .. k0+k of the panel in a kernel's layout, elements as they are; k0 is a multiple of
-// k_multiple. Writes padded(k) * 32 elements.
-void copy_panel(const PanelOutputs& panel, std::int64_t k0, std::int64_t k, PanelLayout layout,
-                void* to, PanelUse use = PanelUse::now);
+// to: k0 .. k0+k of a panel, format.bytes(k), as a panel of its own; k0 is a multiple of the
+// format's period.
+void pack_panel(const PanelOutputs& outputs, const PanelFormat& format, std::int64_t k0,
+                std::int64_t k, std::byte* to, PanelUse use = PanelUse::now);
+// to: [32] in the panel's order, what the epilogue multiplies by. False when there is nothing.
+bool column_scales(const PanelOutputs& outputs, const PanelFormat& format, float* to);
 
 // The biases of a panel in its order, fp32, zeros for padding. False when there is no bias.
 bool w13_bias_panel(const PlanSpec& spec, const ExpertWeights& weights, std::int64_t expert,

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "backends/cpu/numa.h"
-#include "formats/format.h"
 #include "fusedmoe/error.h"
 
 namespace fusedmoe::cpu {
@@ -22,10 +21,19 @@ constexpr std::int64_t kNodeAlignment = std::int64_t{2} << 20;
 constexpr const char* kFacts[] = {"hidden_size", "intermediate_size", "local experts",
                                   "gated",       "format of w13",     "format of w2",
                                   "w13 bias",    "w2 bias",           "outputs per panel",
-                                  "w13 layout",  "w2 layout",         "NUMA nodes",
-                                  "bytes"};
+                                  "w13 layout",  "w2 layout",         "w13 scales",
+                                  "w2 scales",   "NUMA nodes",        "bytes"};
 
-std::int64_t code_of(PanelLayout layout) { return layout.k_group * 1000 + layout.k_multiple; }
+std::int64_t number_of(const PanelLayout& layout) {
+  return (std::int64_t{layout.lanes} * 1000 + layout.k_group) * 1000 + layout.k_multiple;
+}
+
+std::int64_t number_of(const SegmentLayout& segments) {
+  return (((segments.k * 10 + static_cast<int>(segments.scale)) * 10 +
+           static_cast<int>(segments.offset)) *
+              10 +
+          (segments.per_half ? 1 : 0));
+}
 
 }  // namespace
 
@@ -40,23 +48,28 @@ PackedLayout::PackedLayout(const PlanSpec& spec, const ExpertWeights& weights,
     : num_experts_(spec.num_local_experts) {
   const std::int64_t h_size = spec.config.hidden_size;
   const std::int64_t i_size = spec.config.intermediate_size;
-  const auto panels = [&](const WeightTensor& tensor, const BiasTensor& bias, PanelLayout layout,
-                          std::int64_t outputs, std::int64_t per_panel, std::int64_t k) {
+  const auto panels = [&](const WeightTensor& tensor, const BiasTensor& bias,
+                          const GemmKernel& kernel, std::int64_t outputs, std::int64_t per_panel,
+                          std::int64_t k) {
     Panels result;
     result.count = (outputs + per_panel - 1) / per_panel;
-    result.bytes =
-        layout.padded(k) * kPanelOutputs * format_info(tensor.format).bits_per_weight / 8;
-    result.layout = layout;
-    if (!bias.empty()) {
-      result.bias_offset = expert_bias_bytes_;
-      expert_bias_bytes_ += result.count * kBiasPanelBytes;
-    }
+    result.inputs = k;
+    result.format = panel_format(tensor, kernel);
+    result.bytes = result.format.bytes(k);
+    const auto epilogue = [&](bool needed) {
+      if (!needed) return std::int64_t{-1};
+      const std::int64_t offset = expert_epilogue_bytes_;
+      expert_epilogue_bytes_ += result.count * kPanelFloats;
+      return offset;
+    };
+    result.bias_offset = epilogue(!bias.empty());
+    result.scale_offset = epilogue(result.format.column_scales);
     return result;
   };
-  w13 = panels(weights.w13, weights.w13_bias, kernels.inputs13->panel, i_size,
+  w13 = panels(weights.w13, weights.w13_bias, *kernels.gemm13, i_size,
                spec.gated() ? kGatedOutputs : kPanelOutputs, h_size);
   w13.is_w13 = true;
-  w2 = panels(weights.w2, weights.w2_bias, kernels.inputs2->panel, h_size, kPanelOutputs, i_size);
+  w2 = panels(weights.w2, weights.w2_bias, *kernels.gemm2, h_size, kPanelOutputs, i_size);
   const std::int64_t alignment = nodes > 1 ? kNodeAlignment : kHeaderBytes;
   starts_.assign(static_cast<std::size_t>(nodes) + 1, alignment);
   ends_.assign(static_cast<std::size_t>(nodes), 0);
@@ -97,8 +110,10 @@ WeightStorage::WeightStorage(const PlanSpec& spec, const ExpertWeights& weights,
              weights.w13_bias.empty() ? 0 : 1,
              weights.w2_bias.empty() ? 0 : 1,
              kPanelOutputs,
-             code_of(layout.w13.layout),
-             code_of(layout.w2.layout),
+             number_of(layout.w13.format.layout),
+             number_of(layout.w2.format.layout),
+             number_of(layout.w13.format.segments),
+             number_of(layout.w2.format.segments),
              layout.nodes(),
              layout.storage_bytes()} {
   if (!given.empty()) {

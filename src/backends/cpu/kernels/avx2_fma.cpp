@@ -2,6 +2,7 @@
 // accumulators, 3 broadcast inputs and one vector of weights fill the 16 registers).
 #include <immintrin.h>
 
+#include <array>
 #include <cstdint>
 
 #include "backends/cpu/kernels/declarations.h"
@@ -35,6 +36,49 @@ struct F32x8 {
         : "=x"(value)
         : "x"(bits), "m"(*reinterpret_cast<const __m256i*>(kOrder)));
     return F32x8(value);
+  }
+  // The values of the sixteen codes of four bits, in halves: a shuffle looks at three bits.
+  struct Table {
+    __m256 low, high;
+    explicit Table(const std::array<float, 16>& values)
+        : low(_mm256_loadu_ps(values.data())), high(_mm256_loadu_ps(values.data() + 8)) {}
+  };
+  template <Code kCode>
+  static F32x8 codes(const void* panel, std::int64_t k, int output, const Table& table) {
+    const std::int64_t index = k * kPanelOutputs + output;
+    const auto bytes = [&] {
+      return _mm_loadl_epi64(
+          reinterpret_cast<const __m128i*>(static_cast<const char*>(panel) + index));
+    };
+    if constexpr (kCode == Code::f32) {
+      return load(static_cast<const float*>(panel) + index);
+    } else if constexpr (kCode == Code::f16) {
+      return load_f16(static_cast<const std::uint16_t*>(panel) + index);
+    } else if constexpr (kCode == Code::bf16) {
+      return load_bf16(static_cast<const std::uint16_t*>(panel) + index);
+    } else if constexpr (bits_of(kCode) == 4) {
+      // Sixteen lanes of eight codes; this is half of a plane.
+      const int plane = static_cast<int>(index % 128 / 16);
+      const char* line = static_cast<const char*>(panel) + index / 128 * 64 + index % 16 * 4;
+      const __m256i lanes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line));
+      const __m256i code = _mm256_srl_epi32(lanes, _mm_cvtsi32_si128(plane * 4));
+      const __m256 top = _mm256_castsi256_ps(_mm256_slli_epi32(code, 28));  // its sign is bit 3
+      return F32x8(_mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, code),
+                                    _mm256_permutevar8x32_ps(table.high, code), top));
+    } else if constexpr (kCode == Code::e5m2) {
+      return F32x8(_mm256_cvtph_ps(_mm_unpacklo_epi8(_mm_setzero_si128(), bytes())));
+    } else if constexpr (kCode == Code::e4m3) {
+      // As f16, whose exponent has another bias: times 2^8. Codes 0x7f and 0xff are NaN.
+      const __m128i words = _mm_unpacklo_epi8(_mm_setzero_si128(), bytes());  // in the upper half
+      const __m128i sign = _mm_and_si128(words, _mm_set1_epi16(static_cast<short>(0x8000)));
+      const __m128i magnitude = _mm_andnot_si128(_mm_set1_epi16(static_cast<short>(0x8000)), words);
+      const __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f00));
+      const __m128i half = _mm_or_si128(_mm_or_si128(sign, _mm_srli_epi16(magnitude, 1)),
+                                        _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
+      return F32x8(_mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0F)));
+    } else {
+      return F32x8(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes())));
+    }
   }
   void store(float* p) const { _mm256_storeu_ps(p, v); }
   void store_f16(std::uint16_t* p) const {
@@ -86,9 +130,19 @@ constexpr int kRows = 3;
 
 }  // namespace
 
-void gemm_avx2_fma_f32(const GemmTile& tile) { gemm<F32x8, WeightFormat::f32, kRows>(tile); }
-void gemm_avx2_fma_f16(const GemmTile& tile) { gemm<F32x8, WeightFormat::f16, kRows>(tile); }
-void gemm_avx2_fma_bf16(const GemmTile& tile) { gemm<F32x8, WeightFormat::bf16, kRows>(tile); }
+void gemm_avx2_fma_f32(const GemmTile& tile) { gemm<F32x8, Code::f32, kRows>(tile); }
+void gemm_avx2_fma_f16(const GemmTile& tile) { gemm<F32x8, Code::f16, kRows>(tile); }
+void gemm_avx2_fma_bf16(const GemmTile& tile) { gemm<F32x8, Code::bf16, kRows>(tile); }
+void gemm_avx2_fma_fp8_e4m3(const GemmTile& tile) { gemm<F32x8, Code::e4m3, kRows>(tile); }
+void gemm_avx2_fma_fp8_e5m2(const GemmTile& tile) { gemm<F32x8, Code::e5m2, kRows>(tile); }
+void gemm_avx2_fma_mxfp8(const GemmTile& tile) { gemm<F32x8, Code::e4m3, kRows>(tile); }
+void gemm_avx2_fma_mxfp4(const GemmTile& tile) { gemm<F32x8, Code::e2m1, kRows>(tile); }
+void gemm_avx2_fma_nvfp4(const GemmTile& tile) { gemm<F32x8, Code::e2m1, kRows>(tile); }
+void gemm_avx2_fma_int8(const GemmTile& tile) { gemm<F32x8, Code::s8, kRows>(tile); }
+void gemm_avx2_fma_int4(const GemmTile& tile) { gemm<F32x8, Code::u4, kRows>(tile); }
+void gemm_avx2_fma_q4_k(const GemmTile& tile) { gemm<F32x8, Code::u4, kRows>(tile); }
+void gemm_avx2_fma_q5_k(const GemmTile& tile) { gemm<F32x8, Code::s8, kRows>(tile); }
+void gemm_avx2_fma_q6_k(const GemmTile& tile) { gemm<F32x8, Code::s8, kRows>(tile); }
 void load_rows_avx2_fma_f32(const LoadRows& rows) { load_rows<F32x8>(rows); }
 void activate_avx2_fma(const ActivateTile& tile) { activate<F32x8>(tile); }
 void combine_avx2_fma(const CombineTile& tile) { combine<F32x8>(tile); }

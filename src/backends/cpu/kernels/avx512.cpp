@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "backends/cpu/kernels/blocked_kernels.h"
+#include "backends/cpu/kernels/codes.h"
 #include "backends/cpu/kernels/declarations.h"
 #include "backends/cpu/kernels/float_kernels.h"
 
@@ -73,32 +74,55 @@ constexpr std::int64_t kWeightsAhead = 4096;
 
 struct FmaArithmetic {
   using Vector = __m512;
+  using Sum = __m512;
   static constexpr int kUnits = 1;
+  static constexpr int kLineUnits = 1;
   static constexpr std::int64_t kAhead = kWeightsAhead;
   FUSEDMOE_INLINE static Vector broadcast(const std::uint32_t* a) {
     return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(*a)));
   }
-  FUSEDMOE_INLINE static __m512 add(__m512 sum, Vector x, Vector w) {
-    return _mm512_fmadd_ps(x, w, sum);
+  FUSEDMOE_INLINE static Sum zero() { return _mm512_setzero_ps(); }
+  FUSEDMOE_INLINE static Sum add(Sum sum, Vector x, Vector w) { return _mm512_fmadd_ps(x, w, sum); }
+  FUSEDMOE_INLINE static __m512 to_f32(Sum sum, const std::uint32_t*, int) { return sum; }
+  FUSEDMOE_INLINE static __m512 row_sum(const std::uint32_t* sums, int row) {
+    return broadcast(sums + row);
   }
 };
 
-template <WeightFormat kFormat>
-struct FmaStep : FmaArithmetic, SumsInOrder {
-  static constexpr int kLines = kFormat == WeightFormat::f32 ? 2 : 1;
-  FUSEDMOE_INLINE static void weights(const void* panel, std::int64_t unit, Vector (&w)[2]) {
-    w[0] = load_weights<F32x16, kFormat>(panel, unit * kPanelOutputs).v;
-    w[1] = load_weights<F32x16, kFormat>(panel, unit * kPanelOutputs + 16).v;
+template <Code kCode>
+struct FmaStep;
+
+template <>
+struct FmaStep<Code::f32> : FmaArithmetic, SumsInOrder {
+  using Wide = FmaStep;
+  static constexpr std::int64_t kLineBytes = 128;
+  explicit FmaStep(SegmentLayout::Offset) {}
+  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
+    w[0] = _mm512_loadu_ps(line);
+    w[1] = _mm512_loadu_ps(line + 64);
+  }
+};
+
+template <>
+struct FmaStep<Code::f16> : FmaArithmetic, SumsInOrder {
+  using Wide = FmaStep;
+  static constexpr std::int64_t kLineBytes = 64;
+  explicit FmaStep(SegmentLayout::Offset) {}
+  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
+    w[0] = F32x16::load_f16(reinterpret_cast<const std::uint16_t*>(line)).v;
+    w[1] = F32x16::load_f16(reinterpret_cast<const std::uint16_t*>(line) + 16).v;
   }
 };
 
 // Even and odd columns apart: each is one operation away from fp32, where columns in order take
 // two.
 template <>
-struct FmaStep<WeightFormat::bf16> : FmaArithmetic {
-  static constexpr int kLines = 1;
-  FUSEDMOE_INLINE static void weights(const void* panel, std::int64_t unit, Vector (&w)[2]) {
-    const __m512i pairs = _mm512_loadu_si512(static_cast<const char*>(panel) + unit * 64);
+struct FmaStep<Code::bf16> : FmaArithmetic {
+  using Wide = FmaStep;
+  static constexpr std::int64_t kLineBytes = 64;
+  explicit FmaStep(SegmentLayout::Offset) {}
+  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
+    const __m512i pairs = _mm512_loadu_si512(line);
     w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
     w[1] = _mm512_castsi512_ps(
         _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
@@ -119,11 +143,55 @@ struct FmaStep<WeightFormat::bf16> : FmaArithmetic {
   }
 };
 
+// Codes of eight bits: a line is two k.
+template <Code kCode>
+requires(bits_of(kCode) == 8) struct FmaStep<kCode> : FmaArithmetic, SumsInOrder {
+  using Wide = FmaStep<Code::f32>;
+  static constexpr int kLineUnits = 2;
+  static constexpr std::int64_t kLineBytes = 64;
+  explicit FmaStep(SegmentLayout::Offset) {}
+  FUSEDMOE_INLINE static Vector widen(__m128i codes) {
+    if constexpr (kCode == Code::e4m3) return e4m3_vector(codes);
+    if constexpr (kCode == Code::e5m2) {
+      return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8));
+    }
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+  }
+  FUSEDMOE_INLINE static void weights(const char* line, int i, Vector (&w)[2]) {
+    const auto* codes = reinterpret_cast<const std::byte*>(line) + i * 32;
+    w[0] = widen(load_bytes(codes));
+    w[1] = widen(load_bytes(codes + 16));
+  }
+};
+
+// Codes of four bits: a line is four k, in eight planes.
+template <Code kCode>
+requires(bits_of(kCode) == 4) struct FmaStep<kCode> : FmaArithmetic, SumsInOrder {
+  using Wide = FmaStep<Code::f32>;
+  static constexpr int kLineUnits = 4;
+  static constexpr std::int64_t kLineBytes = 64;
+  __m512 values;
+  explicit FmaStep(SegmentLayout::Offset offset)
+      : values(_mm512_loadu_ps(nibble_values<kCode>(offset).data())) {}
+  FUSEDMOE_INLINE void weights(const char* line, int i, Vector (&w)[2]) const {
+    const __m512i lanes = _mm512_loadu_si512(line);  // the shuffle looks at four bits of each
+    w[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, static_cast<unsigned>(8 * i)), values);
+    w[1] =
+        _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, static_cast<unsigned>(8 * i + 4)), values);
+  }
+};
+
 // Rows of any dtype, widened to fp32.
 struct WidenedRows {
   static constexpr int kUnits = 1;
-  DType dtype;
-  FUSEDMOE_INLINE __m512i load(const void* from, std::int64_t k, std::int64_t left) const {
+  const LoadRows& rows;
+  FUSEDMOE_INLINE static __m512 zero() { return _mm512_setzero_ps(); }
+  FUSEDMOE_INLINE static __m512 add(__m512 sum, __m512i unit) {
+    return _mm512_add_ps(sum, _mm512_castsi512_ps(unit));
+  }
+  FUSEDMOE_INLINE __m512i load(int row, std::int64_t k, std::int64_t left) const {
+    const void* from = rows.from[row];
+    const DType dtype = rows.dtype;
     const auto mask = static_cast<__mmask16>(left < 16 ? (1U << left) - 1 : 0xffffU);
     if (dtype == DType::f32) {
       return _mm512_maskz_loadu_epi32(mask, static_cast<const float*>(from) + k);
@@ -137,10 +205,20 @@ struct WidenedRows {
 
 }  // namespace
 
-void gemm_avx512_f32(const GemmTile& tile) { gemm_blocks<FmaStep<WeightFormat::f32>>(tile); }
-void gemm_avx512_f16(const GemmTile& tile) { gemm_blocks<FmaStep<WeightFormat::f16>>(tile); }
-void gemm_avx512_bf16(const GemmTile& tile) { gemm_blocks<FmaStep<WeightFormat::bf16>>(tile); }
-void load_rows_avx512_f32(const LoadRows& rows) { load_blocks(rows, WidenedRows{rows.dtype}); }
+void gemm_avx512_f32(const GemmTile& tile) { gemm_chain<FmaStep<Code::f32>>(tile); }
+void gemm_avx512_f16(const GemmTile& tile) { gemm_chain<FmaStep<Code::f16>>(tile); }
+void gemm_avx512_bf16(const GemmTile& tile) { gemm_chain<FmaStep<Code::bf16>>(tile); }
+void gemm_avx512_fp8_e4m3(const GemmTile& tile) { gemm_segments<FmaStep<Code::e4m3>>(tile); }
+void gemm_avx512_fp8_e5m2(const GemmTile& tile) { gemm_segments<FmaStep<Code::e5m2>>(tile); }
+void gemm_avx512_mxfp8(const GemmTile& tile) { gemm_segments<FmaStep<Code::e4m3>>(tile); }
+void gemm_avx512_mxfp4(const GemmTile& tile) { gemm_segments<FmaStep<Code::e2m1>>(tile); }
+void gemm_avx512_nvfp4(const GemmTile& tile) { gemm_segments<FmaStep<Code::e2m1>>(tile); }
+void gemm_avx512_int8(const GemmTile& tile) { gemm_segments<FmaStep<Code::s8>>(tile); }
+void gemm_avx512_int4(const GemmTile& tile) { gemm_segments<FmaStep<Code::u4>>(tile); }
+void gemm_avx512_q4_k(const GemmTile& tile) { gemm_segments<FmaStep<Code::u4>>(tile); }
+void gemm_avx512_q5_k(const GemmTile& tile) { gemm_segments<FmaStep<Code::s8>>(tile); }
+void gemm_avx512_q6_k(const GemmTile& tile) { gemm_segments<FmaStep<Code::s8>>(tile); }
+void load_rows_avx512_f32(const LoadRows& rows) { load_blocks(rows, WidenedRows{rows}); }
 void activate_avx512(const ActivateTile& tile) { activate<F32x16>(tile); }
 void combine_avx512(const CombineTile& tile) { combine<F32x16>(tile); }
 

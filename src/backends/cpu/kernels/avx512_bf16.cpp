@@ -1,46 +1,157 @@
-// Kernels for AVX-512 BF16: vdpbf16ps adds the products of 16 pairs of bf16 to 16 fp32 sums.
+// Kernels for AVX-512 BF16: vdpbf16ps adds the products of 16 pairs of bf16 to 16 fp32 sums. Codes
+// of eight and four bits become bf16, which holds each of them exactly, by table (VBMI's byte
+// shuffles).
 #include <immintrin.h>
 
+#include <array>
+#include <bit>
 #include <cstdint>
 
 #include "backends/cpu/kernels/blocked_kernels.h"
+#include "backends/cpu/kernels/codes.h"
 #include "backends/cpu/kernels/declarations.h"
 
 namespace fusedmoe::cpu {
 namespace {
 
-struct DotStep : SumsInOrder {
+struct DotArithmetic : SumsInOrder {
   using Vector = __m512bh;
+  using Sum = __m512;
   static constexpr int kUnits = 2;
-  static constexpr int kLines = 2;
-  // The hardware follows by itself: 512 bytes to 32 KiB ahead cost 4 to 10 % (1 and 4 tokens, Zen
-  // 4).
-  static constexpr std::int64_t kAhead = 0;
-  FUSEDMOE_INLINE static void weights(const void* panel, std::int64_t unit, Vector (&w)[2]) {
-    const char* from = static_cast<const char*>(panel) + unit * 128;
-    w[0] = (__m512bh)_mm512_loadu_si512(from);
-    w[1] = (__m512bh)_mm512_loadu_si512(from + 64);
-  }
+  static constexpr int kLineUnits = 1;
+  static constexpr std::int64_t kLineBytes = 64;
   FUSEDMOE_INLINE static Vector broadcast(const std::uint32_t* a) {
     return (__m512bh)_mm512_set1_epi32(static_cast<int>(*a));
   }
-  FUSEDMOE_INLINE static __m512 add(__m512 sum, Vector x, Vector w) {
+  FUSEDMOE_INLINE static Sum zero() { return _mm512_setzero_ps(); }
+  FUSEDMOE_INLINE static Sum add(Sum sum, Vector x, Vector w) {
     return _mm512_dpbf16_ps(sum, x, w);
+  }
+  FUSEDMOE_INLINE static __m512 to_f32(Sum sum, const std::uint32_t*, int) { return sum; }
+  FUSEDMOE_INLINE static __m512 row_sum(const std::uint32_t* sums, int row) {
+    return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(sums[row])));
+  }
+};
+
+struct DotStep : DotArithmetic {
+  using Wide = DotStep;
+  static constexpr std::int64_t kLineBytes = 128;
+  // The hardware follows by itself: 512 bytes to 32 KiB ahead cost 4 to 10 % (1 and 4 tokens, Zen
+  // 4).
+  static constexpr std::int64_t kAhead = 0;
+  explicit DotStep(SegmentLayout::Offset) {}
+  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
+    w[0] = (__m512bh)_mm512_loadu_si512(line);
+    w[1] = (__m512bh)_mm512_loadu_si512(line + 64);
+  }
+};
+
+constexpr std::uint16_t bf16_bits(float value) {
+  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
+}
+
+// The halves of bf16 of codes [0, 128) and [128, 256).
+struct ByteTables {
+  alignas(64) std::array<std::uint8_t, 256> low{};
+  alignas(64) std::array<std::uint8_t, 256> high{};
+};
+template <class Value>
+constexpr ByteTables byte_tables(const Value& value) {
+  ByteTables tables;
+  for (unsigned code = 0; code < 256; ++code) {
+    const std::uint16_t bits = bf16_bits(value(static_cast<std::uint8_t>(code)));
+    tables.low[code] = static_cast<std::uint8_t>(bits);
+    tables.high[code] = static_cast<std::uint8_t>(bits >> 8);
+  }
+  return tables;
+}
+const ByteTables kE4m3 = byte_tables([](std::uint8_t code) { return e4m3_to_f32(code); });
+const ByteTables kE5m2 = byte_tables([](std::uint8_t code) { return e5m2_to_f32(code); });
+const ByteTables kS8 = byte_tables(
+    [](std::uint8_t code) { return static_cast<float>(static_cast<std::int8_t>(code)); });
+
+// fp8 was measured to gain from ... ahead; see bench.
+constexpr std::int64_t kCodesAhead = 8192;
+
+FUSEDMOE_INLINE __m512i lookup(const std::uint8_t* table, __m512i codes) {  // seven bits of each
+  return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes, _mm512_load_si512(table + 64));
+}
+
+// Codes of eight bits: a line is a pair of k, zipped (codes.h).
+template <Code kCode>
+struct ByteStep : DotArithmetic {
+  using Wide = DotStep;
+  static constexpr std::int64_t kAhead = kCodesAhead;
+  explicit ByteStep(SegmentLayout::Offset) {}
+  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
+    const __m512i codes = _mm512_loadu_si512(line);
+    __m512i low, high;
+    if constexpr (kCode == Code::s8) {
+      const __mmask64 negative = _mm512_movepi8_mask(codes);
+      low = _mm512_mask_mov_epi8(lookup(kS8.low.data(), codes), negative,
+                                 lookup(kS8.low.data() + 128, codes));
+      high = _mm512_mask_mov_epi8(lookup(kS8.high.data(), codes), negative,
+                                  lookup(kS8.high.data() + 128, codes));
+    } else {  // the sign stays where it is
+      const ByteTables& tables = kCode == Code::e4m3 ? kE4m3 : kE5m2;
+      low = lookup(tables.low.data(), codes);
+      // high | (codes & 0x80)
+      high = _mm512_ternarylogic_epi32(lookup(tables.high.data(), codes), codes,
+                                       _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
+    }
+    w[0] = (__m512bh)_mm512_unpacklo_epi8(low, high);
+    w[1] = (__m512bh)_mm512_unpackhi_epi8(low, high);
+  }
+};
+
+// Codes of four bits: a line is four k, in four planes.
+template <Code kCode>
+struct NibbleStep : DotArithmetic {
+  using Wide = DotStep;
+  static constexpr int kLineUnits = 2;
+  static constexpr std::int64_t kAhead = kCodesAhead;
+  __m512i values;  // twice: the shuffle looks at five bits
+  explicit NibbleStep(SegmentLayout::Offset offset) {
+    alignas(64) std::array<std::uint16_t, 32> table;
+    for (std::size_t i = 0; i < 32; ++i) table[i] = bf16_bits(nibble_values<kCode>(offset)[i % 16]);
+    values = _mm512_load_si512(table.data());
+  }
+  FUSEDMOE_INLINE void weights(const char* line, int i, Vector (&w)[2]) const {
+    const __m512i lanes = _mm512_loadu_si512(line);
+    w[0] = (__m512bh)_mm512_permutexvar_epi16(
+        _mm512_srli_epi16(lanes, static_cast<unsigned>(8 * i)), values);
+    w[1] = (__m512bh)_mm512_permutexvar_epi16(
+        _mm512_srli_epi16(lanes, static_cast<unsigned>(8 * i + 4)), values);
   }
 };
 
 // Rows of bf16 in pairs; behind an odd k a zero, whatever lies there.
 struct PairedRows {
   static constexpr int kUnits = 2;
-  FUSEDMOE_INLINE __m512i load(const void* from, std::int64_t k, std::int64_t left) const {
+  const LoadRows& rows;
+  FUSEDMOE_INLINE static __m512 zero() { return _mm512_setzero_ps(); }
+  FUSEDMOE_INLINE static __m512 add(__m512 sum, __m512i unit) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)unit, (__m512bh)_mm512_set1_epi16(0x3f80));
+  }
+  FUSEDMOE_INLINE __m512i load(int row, std::int64_t k, std::int64_t left) const {
     const __mmask32 mask = left < 32 ? (std::uint32_t{1} << left) - 1 : ~std::uint32_t{0};
-    return _mm512_maskz_loadu_epi16(mask, static_cast<const std::uint16_t*>(from) + k);
+    return _mm512_maskz_loadu_epi16(mask, static_cast<const std::uint16_t*>(rows.from[row]) + k);
   }
 };
 
 }  // namespace
 
-void gemm_avx512_bf16_bf16(const GemmTile& tile) { gemm_blocks<DotStep>(tile); }
-void load_rows_avx512_bf16_bf16(const LoadRows& rows) { load_blocks(rows, PairedRows{}); }
+void gemm_avx512_bf16_bf16(const GemmTile& tile) { gemm_chain<DotStep>(tile); }
+void gemm_avx512_bf16_fp8_e4m3(const GemmTile& tile) { gemm_segments<ByteStep<Code::e4m3>>(tile); }
+void gemm_avx512_bf16_fp8_e5m2(const GemmTile& tile) { gemm_segments<ByteStep<Code::e5m2>>(tile); }
+void gemm_avx512_bf16_mxfp8(const GemmTile& tile) { gemm_segments<ByteStep<Code::e4m3>>(tile); }
+void gemm_avx512_bf16_mxfp4(const GemmTile& tile) { gemm_segments<NibbleStep<Code::e2m1>>(tile); }
+void gemm_avx512_bf16_nvfp4(const GemmTile& tile) { gemm_segments<NibbleStep<Code::e2m1>>(tile); }
+void gemm_avx512_bf16_int8(const GemmTile& tile) { gemm_segments<ByteStep<Code::s8>>(tile); }
+void gemm_avx512_bf16_int4(const GemmTile& tile) { gemm_segments<NibbleStep<Code::u4>>(tile); }
+void gemm_avx512_bf16_q4_k(const GemmTile& tile) { gemm_segments<NibbleStep<Code::u4>>(tile); }
+void gemm_avx512_bf16_q5_k(const GemmTile& tile) { gemm_segments<ByteStep<Code::s8>>(tile); }
+void gemm_avx512_bf16_q6_k(const GemmTile& tile) { gemm_segments<ByteStep<Code::s8>>(tile); }
+void load_rows_avx512_bf16_bf16(const LoadRows& rows) { load_blocks(rows, PairedRows{rows}); }
 
 }  // namespace fusedmoe::cpu

@@ -1,19 +1,28 @@
 // Kernels for AVX-512: tiles of up to 12 rows x 32 outputs (24 accumulators, two vectors of weights
-// and one broadcast input of 32 registers), on inputs in units of four bytes: one fp32 or a pair of
-// bf16. Instantiated per instruction set, with types of internal linkage.
+// and one broadcast input of 32 registers), on inputs in units of four bytes: one fp32, a pair of
+// bf16, four int8. Instantiated per instruction set, with types of internal linkage.
 //
-// A Step has kUnits, the k per unit; kLines, the cache lines of a panel per unit; kAhead,
-// how many bytes ahead few rows prefetch; load_sums and store_sums, between the columns of
-// accumulators and the order of its sums; weights(panel, unit, w): two vectors of 16 outputs each;
-// add(sum, x, w): sum + x * w, by the set's recipe.
+// A Step has
+//   kUnits           k per unit
+//   kLineUnits       units that are read together, and kLineBytes, their bytes
+//   kAhead           how many bytes ahead few rows prefetch
+//   Vector, Sum      of 16 outputs: weights of a unit; sums
+//   Step(offset)     whatever turns codes into weights
+//   weights(line, i, w)  unit i of a line: two vectors of 16 outputs each
+//   broadcast(a), zero(), add(sum, x, w): the set's recipe; to_f32(sum, row_sums, r),
+//   row_sum(row_sums, r) load_sums and store_sums, between the columns of accumulators and the
+//   order of its sums Wide             the Step of the same weights kept as vectors, which many
+//   rows read instead
 #pragma once
 
 #include <immintrin.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cpu/kernels/kernels.h"
+#include "backends/cpu/kernels/segment_vectors.h"
 #include "formats/float_bits.h"
 
 namespace fusedmoe::cpu {
@@ -40,78 +49,250 @@ struct RowBlocks {
   int start(int block) const { return rows * block / count(); }
 };
 
-// Not inlined: one function with all of the loops takes clang minutes.
-// kLines: of `coming`, prefetched per unit; kLocality: into L1 (3) or L2 (2).
+// One block of rows by some units of a panel.
+struct BlockTile {
+  const std::uint32_t* a;  // [units][rows]
+  const char* panel;
+  std::int64_t units;  // a multiple of Step::kLineUnits
+  float* out;          // [rows][32]
+  bool first;
+  const char* coming = nullptr;  // lines to prefetch, one after the other
+  // With segments:
+  const Segments* segments = nullptr;
+  std::int64_t first_segment = 0;
+  std::int64_t segment_units = 0;
+  const std::uint32_t* row_sums = nullptr;  // f32 or i32: of the first row, [segments][all rows]
+  std::int64_t row_sums_stride = 0;
+
+  template <class Step>
+  void set_segments(const GemmTile& tile, int start, std::int64_t begin) {
+    segments = &tile.segments;
+    segment_units = tile.segments.layout.k / Step::kUnits;
+    first_segment = begin / segment_units;
+    if (tile.sums != nullptr) row_sums = static_cast<const std::uint32_t*>(tile.sums) + start;
+    row_sums_stride = tile.rows;
+  }
+};
+
+// The sums of some units, added to `sums`. kLines: of `coming`, prefetched per line of weights;
+// kLocality: into L1 (3) or L2 (2).
 template <class Step, int kRows, int kLines, int kLocality>
-[[gnu::noinline]] void tile_rows(const std::uint32_t* a, const char* panel, std::int64_t units,
-                                 float* out, bool first, [[maybe_unused]] const char* coming) {
-  __m512 sums[kRows][2];
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) {
-    if (first) {
-      sums[r][0] = sums[r][1] = _mm512_setzero_ps();
-    } else {
-      Step::load_sums(out + r * kPanelOutputs, sums[r]);
-    }
-  }
-  for (std::int64_t unit = 0; unit < units; ++unit) {
-#pragma GCC unroll 2
+FUSEDMOE_INLINE void add_units(const Step& step, const std::uint32_t* a, const char* panel,
+                               std::int64_t units, [[maybe_unused]] const char* coming,
+                               typename Step::Sum (&sums)[kRows][2]) {
+  for (std::int64_t unit = 0; unit < units; unit += Step::kLineUnits) {
+#pragma GCC unroll 4
     for (int line = 0; line < kLines; ++line) {
-      __builtin_prefetch(coming + (unit * kLines + line) * 64, 0, kLocality);
+      __builtin_prefetch(coming + line * 64, 0, kLocality);
     }
-    typename Step::Vector w[2];
-    Step::weights(panel, unit, w);
+    if constexpr (kLines > 0) coming += kLines * 64;
+#pragma GCC unroll 4
+    for (int i = 0; i < Step::kLineUnits; ++i) {
+      typename Step::Vector w[2];
+      step.weights(panel, i, w);
 #pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r) {
-      const typename Step::Vector x = Step::broadcast(a + unit * kRows + r);
-      sums[r][0] = Step::add(sums[r][0], x, w[0]);
-      sums[r][1] = Step::add(sums[r][1], x, w[1]);
+      for (int r = 0; r < kRows; ++r) {
+        const typename Step::Vector x = Step::broadcast(a + i * kRows + r);
+        sums[r][0] = Step::add(sums[r][0], x, w[0]);
+        sums[r][1] = Step::add(sums[r][1], x, w[1]);
+      }
     }
+    panel += Step::kLineBytes;
+    a += Step::kLineUnits * kRows;
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < kRows; ++r) Step::store_sums(sums[r], out + r * kPanelOutputs);
 }
 
-template <class Step, int kLines, int kLocality, int kRows = kBlockRows>
-FUSEDMOE_INLINE void tile_of(int rows, const std::uint32_t* a, const char* panel,
-                             std::int64_t units, float* out, bool first, const char* coming) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) {
-      return tile_of<Step, kLines, kLocality, kRows - 1>(rows, a, panel, units, out, first, coming);
+// One chain per output over all units.
+template <class Step, int kRows, int kLines, int kLocality>
+[[gnu::noinline]] void chain_rows(const Step& step, const BlockTile& tile) {
+  typename Step::Sum sums[kRows][2];
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) {
+    if (tile.first) {
+      sums[r][0] = sums[r][1] = Step::zero();
+    } else {
+      Step::load_sums(tile.out + r * kPanelOutputs, sums[r]);
     }
   }
-  tile_rows<Step, kRows, kLines, kLocality>(a, panel, units, out, first, coming);
+  add_units<Step, kRows, kLines, kLocality>(step, tile.a, tile.panel, tile.units, tile.coming,
+                                            sums);
+#pragma GCC unroll 12
+  for (int r = 0; r < kRows; ++r) Step::store_sums(sums[r], tile.out + r * kPanelOutputs);
+}
+
+// One chain per output and segment, from zero; then accumulators += scale * sum, and + offset * sum
+// of the inputs, in this order.
+template <class Step, int kRows, int kLines, int kLocality>
+[[gnu::noinline]] void segment_rows(const Step& step, const BlockTile& tile) {
+  const SegmentLayout& layout = tile.segments->layout;
+  const bool offsets = layout.offset == SegmentLayout::Offset::zero_points ||
+                       layout.offset == SegmentLayout::Offset::minima;
+  const std::uint32_t* a = tile.a;
+  const char* panel = tile.panel;
+  const char* coming = tile.coming;
+  std::int64_t segment = tile.first_segment;
+  for (std::int64_t unit = 0; unit < tile.units; unit += tile.segment_units, ++segment) {
+    const std::int64_t units = std::min(tile.segment_units, tile.units - unit);
+    typename Step::Sum sums[kRows][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = Step::zero();
+    add_units<Step, kRows, kLines, kLocality>(step, a, panel, units, coming, sums);
+    const std::int64_t lines = units / Step::kLineUnits;
+    a += units * kRows;
+    panel += lines * Step::kLineBytes;
+    if constexpr (kLines > 0) coming += lines * kLines * 64;
+    __m512 scale[2];
+    __m512 offset[2];
+    load_segment_vectors(*tile.segments, segment, scale, offset);
+    const bool start = tile.first && unit == 0;
+    const std::uint32_t* row_sums =
+        tile.row_sums == nullptr ? nullptr : tile.row_sums + segment * tile.row_sums_stride;
+#pragma GCC unroll 12
+    for (int r = 0; r < kRows; ++r) {
+      float* out = tile.out + r * kPanelOutputs;
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const __m512 sum = Step::to_f32(sums[r][half], row_sums, r);
+        __m512 value = start ? _mm512_mul_ps(sum, scale[half])
+                             : _mm512_fmadd_ps(sum, scale[half], _mm512_loadu_ps(out + 16 * half));
+        if (offsets) {
+          const __m512 inputs = Step::row_sum(row_sums, r);
+          value = _mm512_fmadd_ps(inputs, offset[half], value);
+        }
+        _mm512_storeu_ps(out + 16 * half, value);
+      }
+    }
+  }
+}
+
+// Not inlined above: one function with all of the loops takes clang minutes.
+template <class Step, bool kSegments, int kLines, int kLocality, int kRows = kBlockRows>
+FUSEDMOE_INLINE void block_of(int rows, const Step& step, const BlockTile& tile) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) {
+      return block_of<Step, kSegments, kLines, kLocality, kRows - 1>(rows, step, tile);
+    }
+  }
+  if constexpr (kSegments) {
+    segment_rows<Step, kRows, kLines, kLocality>(step, tile);
+  } else {
+    chain_rows<Step, kRows, kLines, kLocality>(step, tile);
+  }
 }
 
 // From this many rows of one block on, the next panel comes to L2 while this one is multiplied; of
 // several blocks, the first bring a part of it each. Gains 5 to 15 % at 10 to 60 rows an expert, 6
 // to 9 % at 4 to 6 where memory reads 66 GB/s (and costs 1 to 2 % where it reads 36), costs 10 % at
-// 2 (qwen3-30b-a3b, gpt-oss-20b and mixtral-8x7b, Zen 4).
+// 2 (qwen3-30b-a3b, gpt-oss-20b and mixtral-8x7b, bf16, Zen 4).
 inline constexpr int kRowsThatPrefetch = 5;
 
-template <class Step>
-FUSEDMOE_INLINE void gemm_blocks(const GemmTile& tile) {
+// Rows of one block, straight from the codes.
+template <class Step, bool kSegments>
+FUSEDMOE_INLINE void one_block(const GemmTile& tile, const Step& step, BlockTile block) {
+  constexpr int kLines = Step::kLineBytes / 64;
+  if (tile.rows >= kRowsThatPrefetch) {
+    block.coming = static_cast<const char*>(tile.next);
+    block_of<Step, kSegments, kLines, 2>(tile.rows, step, block);
+  } else if (Step::kAhead > 0) {
+    block.coming = block.panel + Step::kAhead;
+    block_of<Step, kSegments, kLines, 3>(tile.rows, step, block);
+  } else {
+    block_of<Step, kSegments, 0, 3>(tile.rows, step, block);
+  }
+}
+
+// Units [begin, begin + count) of the loaded rows by weights that are vectors already: `panel` is
+// where these units start, and `coming` what the first blocks bring to L2 meanwhile.
+template <class Step, bool kSegments>
+FUSEDMOE_INLINE void all_blocks(const GemmTile& tile, const Step& step, std::int64_t begin,
+                                std::int64_t count, std::int64_t all_units, const char* panel,
+                                const char* coming, std::int64_t coming_bytes) {
   const RowBlocks blocks{tile.rows};
-  const std::int64_t units = (tile.k + Step::kUnits - 1) / Step::kUnits;
-  const auto* panel = static_cast<const char*>(tile.panel);
-  const auto* next = static_cast<const char*>(tile.next);
-  const auto* a = static_cast<const std::uint32_t*>(tile.a);
+  const std::int64_t bytes = count / Step::kLineUnits * 64;  // that a block can bring
   for (int b = 0; b < blocks.count(); ++b) {
     const int start = blocks.start(b);
     const int rows = blocks.start(b + 1) - start;
-    const std::uint32_t* from = a + start * units;
-    float* out = tile.accumulators + start * kPanelOutputs;
-    if (blocks.count() > 1 && b < Step::kLines) {
-      const char* coming = next + b * units * 64;
-      tile_of<Step, 1, 2>(rows, from, panel, units, out, tile.first, coming);
-    } else if (blocks.count() == 1 && rows >= kRowsThatPrefetch) {
-      tile_of<Step, Step::kLines, 2>(rows, from, panel, units, out, tile.first, next);
-    } else if (blocks.count() == 1 && Step::kAhead > 0) {
-      const char* coming = panel + Step::kAhead;
-      tile_of<Step, Step::kLines, 3>(rows, from, panel, units, out, tile.first, coming);
+    BlockTile block{
+        .a = static_cast<const std::uint32_t*>(tile.a) + start * all_units + begin * rows,
+        .panel = panel,
+        .units = count,
+        .out = tile.accumulators + start * kPanelOutputs,
+        .first = tile.first && begin == 0,
+        .coming = coming + b * bytes};
+    if constexpr (kSegments) block.set_segments<Step>(tile, start, begin);
+    if (b * bytes < coming_bytes) {
+      block_of<Step, kSegments, 1, 2>(rows, step, block);
     } else {
-      tile_of<Step, 0, 3>(rows, from, panel, units, out, tile.first, nullptr);
+      block_of<Step, kSegments, 0, 2>(rows, step, block);
     }
+  }
+}
+
+// Inputs that are widened at once: their vectors stay in L1 (16 KiB of bf16, 32 of fp32).
+inline constexpr std::int64_t kWideK = 256;
+
+// Many rows: codes become vectors once, in a buffer, instead of once per block.
+template <class Step, bool kSegments>
+FUSEDMOE_INLINE void widened_blocks(const GemmTile& tile, const Step& step, std::int64_t units) {
+  using Wide = typename Step::Wide;
+  alignas(64) char buffer[kWideK / Step::kUnits * 128];
+  const Wide wide(tile.segments.layout.offset);
+  const std::int64_t segment_k = kSegments ? tile.segments.layout.k : 4;
+  const std::int64_t step_units = kWideK / segment_k * segment_k / Step::kUnits;
+  for (std::int64_t begin = 0; begin < units; begin += step_units) {
+    const std::int64_t count = std::min(step_units, units - begin);
+    const std::int64_t bytes = count / Step::kLineUnits * Step::kLineBytes;
+    const std::int64_t at = begin / Step::kLineUnits * Step::kLineBytes;
+    const char* from = static_cast<const char*>(tile.panel) + at;
+    for (std::int64_t unit = 0; unit < count; unit += Step::kLineUnits) {
+#pragma GCC unroll 4
+      for (int i = 0; i < Step::kLineUnits; ++i) {
+        typename Step::Vector w[2];
+        step.weights(from, i, w);
+        char* to = buffer + (unit + i) * 128;
+        _mm512_store_si512(to, (__m512i)w[0]);
+        _mm512_store_si512(to + 64, (__m512i)w[1]);
+      }
+      from += Step::kLineBytes;
+    }
+    all_blocks<Wide, kSegments>(tile, wide, begin, count, units, buffer,
+                                static_cast<const char*>(tile.next) + at, bytes);
+  }
+}
+
+template <class Step, bool kSegments>
+FUSEDMOE_INLINE void gemm_blocks(const GemmTile& tile) {
+  const Step step(tile.segments.layout.offset);
+  const std::int64_t units = (tile.k + 3) / 4 * 4 / Step::kUnits;
+  const auto* panel = static_cast<const char*>(tile.panel);
+  if (tile.rows <= kBlockRows) {
+    BlockTile block{.a = static_cast<const std::uint32_t*>(tile.a),
+                    .panel = panel,
+                    .units = units,
+                    .out = tile.accumulators,
+                    .first = tile.first};
+    if constexpr (kSegments) block.set_segments<Step>(tile, 0, 0);
+    one_block<Step, kSegments>(tile, step, block);
+  } else if constexpr (std::is_same_v<Step, typename Step::Wide>) {
+    all_blocks<Step, kSegments>(tile, step, 0, units, units, panel,
+                                static_cast<const char*>(tile.next),
+                                units / Step::kLineUnits * Step::kLineBytes);
+  } else {
+    widened_blocks<Step, kSegments>(tile, step, units);
+  }
+}
+
+// Weights without segments: floats, fp8 and int8 with scales per output.
+template <class Step>
+FUSEDMOE_INLINE void gemm_chain(const GemmTile& tile) {
+  gemm_blocks<Step, false>(tile);
+}
+template <class Step>
+FUSEDMOE_INLINE void gemm_segments(const GemmTile& tile) {
+  if (tile.segments.layout.k > 0) {
+    gemm_blocks<Step, true>(tile);
+  } else {
+    gemm_blocks<Step, false>(tile);
   }
 }
 
@@ -144,12 +325,13 @@ FUSEDMOE_INLINE void transpose(__m512i (&rows)[16]) {
   }
 }
 
-// A Source has kUnits, the k per unit, and load(from, k, left): 16 units of a row from k on, zeros
-// behind the `left` that there are.
+// A Source has kUnits, the k per unit; load(row, k, left), 16 units of a row from k on, zeros
+// behind the `left` that there are; and Sum, a vector of a sum per row, with zero() and add(sum,
+// unit).
 template <class Source>
 FUSEDMOE_INLINE void load_blocks(const LoadRows& rows, const Source& source) {
   const RowBlocks blocks{rows.rows};
-  const std::int64_t units = (rows.k + Source::kUnits - 1) / Source::kUnits;
+  const std::int64_t units = (rows.k + 3) / 4 * 4 / Source::kUnits;
   for (int b = 0; b < blocks.count(); ++b) {
     const int start = blocks.start(b);
     const int count = blocks.start(b + 1) - start;
@@ -161,19 +343,30 @@ FUSEDMOE_INLINE void load_blocks(const LoadRows& rows, const Source& source) {
       const auto n = static_cast<int>(std::min<std::int64_t>(units - unit, 16));
       __m512i v[16];
       if (count == 1) {
-        v[0] = source.load(rows.from[start], k, left);
+        v[0] = source.load(start, k, left);
         _mm512_mask_storeu_epi32(to + unit, static_cast<__mmask16>((1U << n) - 1), v[0]);
         continue;
       }
 #pragma GCC unroll 16
       for (int r = 0; r < 16; ++r) {
-        v[r] = r < count ? source.load(rows.from[start + r], k, left) : _mm512_setzero_si512();
+        v[r] = r < count ? source.load(start + r, k, left) : _mm512_setzero_si512();
       }
       transpose(v);
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
         if (i < n) _mm512_mask_storeu_epi32(to + (unit + i) * count, mask, v[i]);
       }
+    }
+    if (rows.segment_k == 0) continue;
+    const std::int64_t segment_units = rows.segment_k / Source::kUnits;
+    auto* sums = static_cast<std::uint32_t*>(rows.sums) + start;
+    for (std::int64_t unit = 0; unit < units; unit += segment_units, sums += rows.rows) {
+      auto sum = Source::zero();
+      const std::int64_t end = std::min(units, unit + segment_units);
+      for (std::int64_t u = unit; u < end; ++u) {
+        sum = Source::add(sum, _mm512_maskz_loadu_epi32(mask, to + u * count));
+      }
+      _mm512_mask_storeu_epi32(sums, mask, (__m512i)sum);
     }
   }
 }

@@ -2,28 +2,20 @@
 // internal linkage, so that every instance stays in its unit and none runs on another machine.
 //
 // A vector type V is what activations/math.h asks for, plus: kWidth, load, store (fp32), load_f16,
-// load_bf16, store_f16, store_bf16, and multiply_add(a, b, c) = a * b + c by the set's recipe.
+// load_bf16, store_f16, store_bf16, and multiply_add(a, b, c) = a * b + c by the set's recipe. For
+// weights: Table, made of the values of the sixteen codes of four bits, and
+// codes<Code>(panel, k, output, table), a vector of outputs of a panel.
 #pragma once
 
 #include <cstdint>
 
 #include "activations/activation.h"
+#include "backends/cpu/kernels/codes.h"
 #include "backends/cpu/kernels/kernels.h"
+#include "backends/cpu/kernels/segments.h"
 #include "formats/float_bits.h"
 
 namespace fusedmoe::cpu {
-
-template <class V, WeightFormat kFormat>
-FUSEDMOE_INLINE V load_weights(const void* panel, std::int64_t index) {
-  if constexpr (kFormat == WeightFormat::f32) {
-    return V::load(static_cast<const float*>(panel) + index);
-  } else if constexpr (kFormat == WeightFormat::f16) {
-    return V::load_f16(static_cast<const std::uint16_t*>(panel) + index);
-  } else {
-    static_assert(kFormat == WeightFormat::bf16);
-    return V::load_bf16(static_cast<const std::uint16_t*>(panel) + index);
-  }
-}
 
 // Inputs in fp32, row after row: [rows][row_stride(k)].
 inline std::int64_t row_stride(std::int64_t k) { return k + 16; }
@@ -33,8 +25,12 @@ inline std::int64_t row_stride(std::int64_t k) { return k + 16; }
 // pages and whole panels: 1 token 1.46 -> 1.35 ms, 64 tokens 55 -> 36 ms.
 inline constexpr std::int64_t kPrefetchBytes = 4096;
 
-template <class V, WeightFormat kFormat, int kRows, bool kPrefetch>
-FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row) {
+// Rows [row, row + kRows) by inputs [begin, end) of the piece. Weights are dequantised to fp32, by
+// scale and offset where there are some: [32] each, or null.
+template <class V, Code kCode, int kRows, bool kPrefetch, bool kScaled>
+FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row, std::int64_t begin, std::int64_t end,
+                               const typename V::Table& table, const float* scale,
+                               const float* offset) {
   constexpr int kVectors = kPanelOutputs / V::kWidth;
   const std::int64_t a_stride = row_stride(tile.k);
   const float* a = static_cast<const float*>(tile.a) + row * a_stride;
@@ -44,12 +40,13 @@ FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row) {
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 32
     for (int v = 0; v < kVectors; ++v) {
-      sums[r][v] = tile.first ? V(0.0F) : V::load(out + r * kPanelOutputs + v * V::kWidth);
+      sums[r][v] =
+          tile.first && begin == 0 ? V(0.0F) : V::load(out + r * kPanelOutputs + v * V::kWidth);
     }
   }
-  for (std::int64_t k = 0; k < tile.k; ++k) {
+  for (std::int64_t k = begin; k < end; ++k) {
     if constexpr (kPrefetch) {
-      constexpr std::int64_t kBytes = kPanelOutputs * (kFormat == WeightFormat::f32 ? 4 : 2);
+      constexpr std::int64_t kBytes = code_bytes(kCode, 1);
       for (std::int64_t line = 0; line < kBytes; line += 64) {
         __builtin_prefetch(static_cast<const char*>(tile.panel) + k * kBytes + line +
                            kPrefetchBytes);
@@ -60,7 +57,10 @@ FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row) {
     for (int r = 0; r < kRows; ++r) x[r] = V(a[r * a_stride + k]);
 #pragma GCC unroll 32
     for (int v = 0; v < kVectors; ++v) {
-      const V w = load_weights<V, kFormat>(tile.panel, k * kPanelOutputs + v * V::kWidth);
+      V w = V::template codes<kCode>(tile.panel, k, v * V::kWidth, table);
+      if constexpr (kScaled) {
+        w = multiply_add(w, V::load(scale + v * V::kWidth), V::load(offset + v * V::kWidth));
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums[r][v] = multiply_add(x[r], w, sums[r][v]);
     }
@@ -72,24 +72,36 @@ FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row) {
   }
 }
 
-template <class V, WeightFormat kFormat, int kRows>
+template <class V, Code kCode, int kRows>
 FUSEDMOE_INLINE void gemm_rows(const GemmTile& tile, int row) {
+  const typename V::Table table(nibble_values<kCode>(tile.segments.layout.offset));
+  if constexpr (bits_of(kCode) <= 8) {
+    const std::int64_t step = tile.segments.layout.k;
+    for (std::int64_t k = 0; step > 0 && k < tile.k; k += step) {
+      alignas(64) float scale[kPanelOutputs];
+      alignas(64) float offset[kPanelOutputs];
+      load_segment(tile.segments, k / step, scale, offset);
+      const std::int64_t end = k + step < tile.k ? k + step : tile.k;
+      gemm_rows<V, kCode, kRows, true, true>(tile, row, k, end, table, scale, offset);
+    }
+    if (step > 0) return;
+  }
   if (row == 0) {
-    gemm_rows<V, kFormat, kRows, true>(tile, row);
+    gemm_rows<V, kCode, kRows, true, false>(tile, row, 0, tile.k, table, nullptr, nullptr);
   } else {
-    gemm_rows<V, kFormat, kRows, false>(tile, row);
+    gemm_rows<V, kCode, kRows, false, false>(tile, row, 0, tile.k, table, nullptr, nullptr);
   }
 }
 
 // kRows: as many rows as the registers hold next to their weights.
-template <class V, WeightFormat kFormat, int kRows>
+template <class V, Code kCode, int kRows>
 FUSEDMOE_INLINE void gemm(const GemmTile& tile) {
   int row = 0;
-  for (; row + kRows <= tile.rows; row += kRows) gemm_rows<V, kFormat, kRows>(tile, row);
+  for (; row + kRows <= tile.rows; row += kRows) gemm_rows<V, kCode, kRows>(tile, row);
   if constexpr (kRows > 2) {
-    if (tile.rows - row == 2) return gemm_rows<V, kFormat, 2>(tile, row);
+    if (tile.rows - row == 2) return gemm_rows<V, kCode, 2>(tile, row);
   }
-  for (; row < tile.rows; ++row) gemm_rows<V, kFormat, 1>(tile, row);
+  for (; row < tile.rows; ++row) gemm_rows<V, kCode, 1>(tile, row);
 }
 
 template <class V>
@@ -154,6 +166,7 @@ FUSEDMOE_INLINE void activate_rows(const ActivateTile& tile) {
     const float* row = tile.accumulators + static_cast<std::int64_t>(r) * kPanelOutputs;
     const auto projected = [&](int column) {
       V value = V::load(row + column);
+      if (tile.scale != nullptr) value = value * V::load(tile.scale + column);
       if (tile.row_scale != nullptr) value = value * V(tile.row_scale[r]);
       if (tile.bias != nullptr) value = value + V::load(tile.bias + column);
       return value;
@@ -212,6 +225,8 @@ FUSEDMOE_INLINE void combine(const CombineTile& tile) {
     const float* before = whole ? kept : sum;
     for (int i = 0; i < kPanelOutputs; i += V::kWidth) {
       V value = V::load(row + i);
+      if (tile.scale != nullptr) value = value * V::load(tile.scale + i);
+      if (tile.row_scale != nullptr) value = value * V(tile.row_scale[r]);
       if (tile.bias != nullptr) value = value + V::load(tile.bias + i);
       value = value * V(target.weight);
       if (!target.first) value = V::load(before + i) + value;

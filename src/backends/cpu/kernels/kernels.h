@@ -2,6 +2,7 @@
 // schedules, packing, threads, is common. The table of all kernels is kernels.inc.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -16,6 +17,64 @@ namespace fusedmoe::cpu {
 inline constexpr int kPanelOutputs = 32;
 inline constexpr int kGatedOutputs = kPanelOutputs / 2;
 
+// What packed weights are made of, as kernels know them: several formats share one.
+enum class Code : std::uint8_t {
+  f32,
+  f16,
+  bf16,
+  s8,    // int8; q6_k less 32, and q5_k
+  e4m3,  // fp8_e4m3, mxfp8
+  e5m2,
+  e2m1,  // mxfp4, nvfp4
+  u4,    // int4, q4_k
+};
+
+// What the codes of a panel are multiplied by, where that changes along K: in each segment of k an
+// output is worth scale * code + offset. Where it does not change, it is a scale per output in the
+// epilogue.
+struct SegmentLayout {
+  // Of a scale. one: none, the segment only ends a sum of integers. six_bits: u8 times an f16 that
+  // 256 k share (q4_k, q5_k); signed_bits: s8 times that (q6_k).
+  enum class Scale : std::uint8_t { one, f32, f16, bf16, e8m0, e4m3, six_bits, signed_bits };
+  enum class Offset : std::uint8_t {
+    none,         // codes are signed
+    centre,       // -8 * scale: u4 without zero points
+    zero_points,  // -zero * scale: u8 [32] behind the scales
+    minima,       // -minimum: six_bits, behind the scales
+  };
+  std::int64_t k = 0;  // a multiple of 4; 0 = there are no segments
+  Scale scale = Scale::one;
+  Offset offset = Offset::none;
+  bool per_half = false;  // a scale for each 16 outputs instead of for each
+
+  static constexpr std::int64_t kSuperK = 256;  // that share the f16 of six_bits and signed_bits
+  bool has_supers() const { return scale >= Scale::six_bits; }
+  // Where a piece of K may start.
+  std::int64_t period() const { return k == 0 ? 1 : has_supers() ? kSuperK : k; }
+  std::int64_t count(std::int64_t of_k) const { return k == 0 ? 0 : (of_k + k - 1) / k; }
+  // Of one segment: scales, then zero points or minima.
+  std::int64_t record_bytes() const {
+    const std::int64_t bytes = scale == Scale::one                           ? 0
+                               : scale == Scale::f32                         ? 4
+                               : scale == Scale::f16 || scale == Scale::bf16 ? 2
+                                                                             : 1;
+    const bool more = offset == Offset::zero_points || offset == Offset::minima;
+    return bytes * (per_half ? 2 : kPanelOutputs) + (more ? kPanelOutputs : 0);
+  }
+  // Of 256 k: f16 [32] for the scales, and for the minima.
+  std::int64_t super_bytes() const {
+    return has_supers() ? kPanelOutputs * (offset == Offset::minima ? 4 : 2) : 0;
+  }
+  friend bool operator==(const SegmentLayout&, const SegmentLayout&) = default;
+};
+
+// The segments that belong to a piece of a panel.
+struct Segments {
+  SegmentLayout layout;
+  const std::byte* records = nullptr;  // of the piece's first segment
+  const std::byte* supers = nullptr;   // of its first 256 k
+};
+
 // Brings a piece of some rows, from[r][k0 .. k0+k), into the order and type in which the kernels of
 // one instruction set multiply them. Only those kernels know the order; `to` has room for
 // GemmInputs::bytes(rows, k).
@@ -26,6 +85,11 @@ struct LoadRows {
   std::int64_t k;
   int rows;
   void* to;
+  // Only where products of codes need them (a8, and offsets of segments):
+  std::int64_t row_k = 0;      // of whole rows, which a8 takes its scales from
+  std::int64_t segment_k = 0;  // sums of the inputs of every segment, ...
+  void* sums = nullptr;        // ... [segments][GemmInputs::padded_rows(rows)], f32 or i32
+  float* scales = nullptr;     // [rows], a8: what the integers stand for
 };
 
 // accumulators[rows][32] (+)= a[rows][k] * panel[k][32]. The numeric recipe: one chain of
@@ -39,13 +103,18 @@ struct GemmTile {
   const void* next;     // the piece that comes after this one, to be prefetched; never null
   float* accumulators;  // [rows rounded up to GemmInputs::row_multiple][32]
   bool first;           // start at zero instead of what accumulators hold
+  Segments segments = {};
+  const void* sums = nullptr;  // of the rows' segments, as load_rows left them
 };
 
-// How a piece of a panel lies in memory: [k / k_group][32][k_group] elements, with zeros up to a
-// multiple of k_multiple.
+// How a piece of a panel lies in memory: [k / k_group][32][k_group] codes, with zeros up to a
+// multiple of k_multiple. Codes of four bits lie in planes: of 128 codes in that order, the line of
+// 64 bytes holds the first `lanes` in the lowest bits of its lanes, the next ones four bits above,
+// so that one shift brings a vector of codes into place.
 struct PanelLayout {
   int k_group = 1;
-  int k_multiple = 1;
+  int k_multiple = 4;
+  int lanes = 64;  // of 512 / lanes bits
 
   std::int64_t padded(std::int64_t k) const {
     return (k + k_multiple - 1) / k_multiple * k_multiple;
@@ -82,8 +151,9 @@ struct ActivateTile {
   const float* accumulators;  // [rows][32]: 16 gate and 16 up, or 32 up without a gate
   int rows;
   int outputs;             // valid channels: up to 16, or 32 without a gate
-  const float* row_scale;  // [rows] router weights that go on the input, or null
-  const float* bias;       // [32] in the panel's order, or null
+  const float* row_scale;  // [rows] router weights that go on the input, and a8's; or null
+  const float* scale;      // [32] in the panel's order, of the weights, or null
+  const float* bias;       // [32] likewise
   const ActivationConfig* activation;
   float clamp_limit;  // 0 = off
   void* to;           // [rows][to_stride] of dtype
@@ -104,6 +174,8 @@ struct CombineTile {
   const float* accumulators;  // [rows][32]
   int rows;
   int outputs;               // valid columns, up to 32
+  const float* row_scale;    // [rows] of a8, or null
+  const float* scale;        // [32] of the weights, or null
   const float* bias;         // [32] or null
   const RowTarget* targets;  // [rows]
   float* sums;               // at the panel's first column: [num_tokens][sums_stride]
@@ -118,7 +190,7 @@ using GemmFunction = void (*)(const GemmTile&);
 struct GemmKernel {
   CpuIsa isa;
   WeightFormat format;
-  DType dtype;  // of its inputs
+  DType dtype;  // of its inputs; i8 = mode a8
   const char* name;
   const char* recipe;  // the same text = the same bits
   GemmFunction run;
@@ -133,9 +205,10 @@ struct RowKernels {
 std::span<const GemmKernel> gemm_kernels() noexcept;
 std::span<const GemmInputs> gemm_inputs() noexcept;
 const GemmInputs& inputs_of(const GemmKernel& kernel) noexcept;
-// The best kernel of `isa`, or of the sets that it includes, for weights of a format and a compute
-// dtype; null when there is none for the format.
-const GemmKernel* find_gemm(CpuIsa isa, WeightFormat format, DType dtype) noexcept;
+// The best kernel of `isa`, or of the sets that it includes, for weights of a format, a compute
+// dtype and a mode; null when there is none.
+const GemmKernel* find_gemm(CpuIsa isa, WeightFormat format, DType dtype,
+                            ComputeMode mode = ComputeMode::a16) noexcept;
 // The best of `isa` or of the sets that it includes.
 const RowKernels& row_kernels(CpuIsa isa) noexcept;
 

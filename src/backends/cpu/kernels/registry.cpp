@@ -8,9 +8,9 @@ namespace fusedmoe::cpu {
 namespace {
 
 constexpr GemmInputs kInputs[] = {
-#define FUSEDMOE_INPUTS(isa, dtype, k_group, k_multiple, row_multiple, max_rows, rows_per_pass, \
-                        kib)                                                                    \
-  {CpuIsa::isa,   DType::dtype, {k_group, k_multiple},     row_multiple, max_rows,              \
+#define FUSEDMOE_INPUTS(isa, dtype, k_group, k_multiple, lanes, row_multiple, max_rows, \
+                        rows_per_pass, kib)                                             \
+  {CpuIsa::isa,   DType::dtype, {k_group, k_multiple, lanes}, row_multiple, max_rows,   \
    rows_per_pass, (kib)*1024,   &load_rows_##isa##_##dtype},
 #include "backends/cpu/kernels/kernels.inc"
 };
@@ -38,11 +38,14 @@ const GemmInputs& inputs_of(const GemmKernel& kernel) noexcept {
   });
 }
 
-const GemmKernel* find_gemm(CpuIsa isa, WeightFormat format, DType dtype) noexcept {
+const GemmKernel* find_gemm(CpuIsa isa, WeightFormat format, DType dtype,
+                            ComputeMode mode) noexcept {
   const GemmKernel* best = nullptr;
   for (const GemmKernel& kernel : kGemm) {
     if (kernel.isa > isa || kernel.format != format) continue;
-    if (kernel.dtype != DType::f32 && kernel.dtype != dtype) continue;
+    const bool integers = kernel.dtype == DType::i8;
+    if (integers != (mode == ComputeMode::a8)) continue;
+    if (!integers && kernel.dtype != DType::f32 && kernel.dtype != dtype) continue;
     if (best == nullptr || kernel.isa > best->isa) best = &kernel;
   }
   return best;

@@ -1,4 +1,5 @@
 // Kernels for any machine: one float at a time, multiply and add rounded apart.
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -9,6 +10,8 @@
 namespace fusedmoe::cpu {
 namespace {
 
+constexpr int kNibbleLanes = 64;  // of FUSEDMOE_INPUTS(scalar, f32, ...)
+
 struct F32x1 {
   static constexpr int kWidth = 1;
   float v = 0.0F;
@@ -18,6 +21,30 @@ struct F32x1 {
   static F32x1 load(const float* p) { return F32x1(*p); }
   static F32x1 load_f16(const std::uint16_t* p) { return F32x1(f16_to_f32(*p)); }
   static F32x1 load_bf16(const std::uint16_t* p) { return F32x1(bf16_to_f32(*p)); }
+  struct Table {
+    const std::array<float, 16>& values;
+    explicit Table(const std::array<float, 16>& sixteen) : values(sixteen) {}
+  };
+  template <Code kCode>
+  static F32x1 codes(const void* panel, std::int64_t k, int output, const Table& table) {
+    const std::int64_t index = k * kPanelOutputs + output;
+    if constexpr (kCode == Code::f32) {
+      return load(static_cast<const float*>(panel) + index);
+    } else if constexpr (kCode == Code::f16) {
+      return load_f16(static_cast<const std::uint16_t*>(panel) + index);
+    } else if constexpr (kCode == Code::bf16) {
+      return load_bf16(static_cast<const std::uint16_t*>(panel) + index);
+    } else if constexpr (bits_of(kCode) == 4) {
+      const NibblePlace place = nibble_place(kNibbleLanes, static_cast<int>(index % 128));
+      const auto* line = static_cast<const std::uint8_t*>(panel) + index / 128 * 64;
+      return F32x1(table.values[line[place.byte] >> place.shift & 0xfU]);
+    } else {
+      const std::uint8_t code = static_cast<const std::uint8_t*>(panel)[index];
+      if constexpr (kCode == Code::e4m3) return F32x1(e4m3_to_f32(code));
+      if constexpr (kCode == Code::e5m2) return F32x1(e5m2_to_f32(code));
+      return F32x1(static_cast<float>(static_cast<std::int8_t>(code)));
+    }
+  }
   void store(float* p) const { *p = v; }
   void store_f16(std::uint16_t* p) const { *p = f32_to_f16(v); }
   void store_bf16(std::uint16_t* p) const { *p = f32_to_bf16(v); }
@@ -44,9 +71,19 @@ struct F32x1 {
 
 }  // namespace
 
-void gemm_scalar_f32(const GemmTile& tile) { gemm<F32x1, WeightFormat::f32, 1>(tile); }
-void gemm_scalar_f16(const GemmTile& tile) { gemm<F32x1, WeightFormat::f16, 1>(tile); }
-void gemm_scalar_bf16(const GemmTile& tile) { gemm<F32x1, WeightFormat::bf16, 1>(tile); }
+void gemm_scalar_f32(const GemmTile& tile) { gemm<F32x1, Code::f32, 1>(tile); }
+void gemm_scalar_f16(const GemmTile& tile) { gemm<F32x1, Code::f16, 1>(tile); }
+void gemm_scalar_bf16(const GemmTile& tile) { gemm<F32x1, Code::bf16, 1>(tile); }
+void gemm_scalar_fp8_e4m3(const GemmTile& tile) { gemm<F32x1, Code::e4m3, 1>(tile); }
+void gemm_scalar_fp8_e5m2(const GemmTile& tile) { gemm<F32x1, Code::e5m2, 1>(tile); }
+void gemm_scalar_mxfp8(const GemmTile& tile) { gemm<F32x1, Code::e4m3, 1>(tile); }
+void gemm_scalar_mxfp4(const GemmTile& tile) { gemm<F32x1, Code::e2m1, 1>(tile); }
+void gemm_scalar_nvfp4(const GemmTile& tile) { gemm<F32x1, Code::e2m1, 1>(tile); }
+void gemm_scalar_int8(const GemmTile& tile) { gemm<F32x1, Code::s8, 1>(tile); }
+void gemm_scalar_int4(const GemmTile& tile) { gemm<F32x1, Code::u4, 1>(tile); }
+void gemm_scalar_q4_k(const GemmTile& tile) { gemm<F32x1, Code::u4, 1>(tile); }
+void gemm_scalar_q5_k(const GemmTile& tile) { gemm<F32x1, Code::s8, 1>(tile); }
+void gemm_scalar_q6_k(const GemmTile& tile) { gemm<F32x1, Code::s8, 1>(tile); }
 void load_rows_scalar_f32(const LoadRows& rows) { load_rows<F32x1>(rows); }
 void activate_scalar(const ActivateTile& tile) { activate<F32x1>(tile); }
 void combine_scalar(const CombineTile& tile) { combine<F32x1>(tile); }
