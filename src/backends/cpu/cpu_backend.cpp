@@ -6,6 +6,7 @@
 #include "backends/cpu/cpu_isa.h"
 #include "backends/cpu/cpu_plan.h"
 #include "backends/cpu/numa.h"
+#include "backends/cpu/panel_format.h"
 #include "backends/cpu/thread_pool.h"
 #include "core/backend.h"
 #include "fusedmoe/error.h"
@@ -52,6 +53,29 @@ void check_storage(const PlanSpec& spec, const ExpertWeights& weights) {
   }
 }
 
+// Mode a8 needs integer multipliers. Its scalar kernels are for tests, and for whoever asks for
+// them by name: nobody gets them instead of fast ones.
+void check_kernels(const PlanSpec& spec, const ExpertWeights& weights) {
+  check_panel_format("weights.w13", weights.w13);
+  check_panel_format("weights.w2", weights.w2);
+  if (spec.options.mode != ComputeMode::a8) return;
+  const CpuIsa isa = choose_isa(spec.options.isa);
+  for (const WeightFormat format : {weights.w13.format, weights.w2.format}) {
+    const GemmKernel* kernel = find_gemm(isa, format, spec.config.dtype, ComputeMode::a8);
+    if (kernel == nullptr) {
+      throw Error(ErrorCode::unsupported,
+                  std::string("options.mode: expected a16 for ") + fusedmoe::to_string(format) +
+                      " weights, got a8, which multiplies int8 and int4; use a16");
+    }
+    if (kernel->isa == CpuIsa::scalar && isa != CpuIsa::scalar) {
+      throw Error(ErrorCode::unsupported,
+                  std::string("options.mode: expected a16 on instruction set ") + to_string(isa) +
+                      ", got a8, which needs avx512_vnni or better; use a16, or ask for the scalar "
+                      "kernels with options.isa = scalar");
+    }
+  }
+}
+
 class CpuBackend final : public Backend {
  public:
   DeviceKind kind() const override { return DeviceKind::cpu; }
@@ -65,11 +89,6 @@ class CpuBackend final : public Backend {
   }
 
   void check_support(const PlanSpec& spec, const ExpertWeights& weights) const override {
-    if (spec.options.mode != ComputeMode::a16) {
-      throw Error(ErrorCode::unsupported,
-                  "options.mode: expected a16, got a8; the CPU computes unquantised weights in "
-                  "floating point only: use a16");
-    }
     if (spec.num_local_experts > kMaxLocalExperts) {
       throw Error(ErrorCode::unsupported,
                   "config.num_experts: expected at most " + std::to_string(kMaxLocalExperts) +
@@ -88,6 +107,7 @@ class CpuBackend final : public Backend {
     }
     choose_isa(spec.options.isa);  // refuses unknown names
     numa_nodes();                  // and what is no number of nodes
+    if (spec.num_local_experts > 0) check_kernels(spec, weights);
     check_storage(spec, weights);
   }
 

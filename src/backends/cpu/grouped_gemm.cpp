@@ -308,6 +308,8 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
   const ThreadScratch scratch = scratch_of(layer, state, thread);
   const std::int64_t channels = layer.spec->gated() ? kGatedOutputs : kPanelOutputs;
   const DType dtype = layer.compute_dtype();
+  const bool on_input = config.apply_router_weight_on_input;
+  const bool integers = inputs.dtype == DType::i8;
   const Place place(layer, thread, threads);
   const auto panels = place.panels(layer, layer.layout.w13);
   const std::int64_t total = total_cost(inputs, state) * panels.size();
@@ -332,12 +334,13 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
       if (begin >= end) continue;
 
       RowBlock block{{}, state.call->hidden.dtype, rows};
-      std::array<float, kMostRows> scales{};
+      std::array<float, kMostRows> scales;
+      std::array<float, kMostRows> products;
       for (int r = 0; r < rows; ++r) {
         const std::int64_t slot = state.permutation.row_to_slot[row + r];
         const std::int64_t token = slot / config.top_k;
         block.from[r] = row_address(state.call->hidden, token);
-        if (config.apply_router_weight_on_input) {
+        if (on_input) {
           scales[r] = router_weight(state.call->topk_weights, token, slot % config.top_k);
         }
       }
@@ -348,6 +351,13 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
       multiply(w13, expert, block, begin, end, after, scratch,
                [&](std::int64_t p, const float* sums) {
                  const std::int64_t channel = p * channels;
+                 const float* row_scale = on_input ? scales.data() : nullptr;
+                 if (integers) {
+                   row_scale = scratch.row_scales;
+                   for (int r = 0; on_input && r < rows; ++r)
+                     products[r] = scales[r] * row_scale[r];
+                   if (on_input) row_scale = products.data();
+                 }
                  auto* to = static_cast<std::byte*>(state.activated) +
                             (row * config.intermediate_size + channel) * bytes_per_element(dtype);
                  const Matrix::Epilogue epilogue = w13.epilogue(expert, p, scratch.epilogue);
@@ -416,7 +426,8 @@ void gemm2(const Layer& layer, const CallState& state, int thread, int threads) 
                      {sums, block.rows,
                       static_cast<int>(
                           std::min<std::int64_t>(kPanelOutputs, config.hidden_size - column)),
-                      nullptr, epilogue.scale, epilogue.bias, targets.data(),
+                      inputs.dtype == DType::i8 ? scratch.row_scales : nullptr, epilogue.scale,
+                      epilogue.bias, targets.data(),
                       state.sums == nullptr ? nullptr : state.sums + column, state.sums_stride,
                       static_cast<std::byte*>(output.data) + column * output_bytes, output.dtype,
                       output.row_stride});

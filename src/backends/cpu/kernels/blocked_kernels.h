@@ -152,7 +152,7 @@ template <class Step, int kRows, int kLines, int kLocality>
       float* out = tile.out + r * kPanelOutputs;
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
-        const __m512 sum = Step::to_f32(sums[r][half], row_sums, r);
+        const __m512 sum = step.to_f32(sums[r][half], row_sums, r);
         __m512 value = start ? _mm512_mul_ps(sum, scale[half])
                              : _mm512_fmadd_ps(sum, scale[half], _mm512_loadu_ps(out + 16 * half));
         if (offsets) {

@@ -7,6 +7,7 @@ namespace fusedmoe::cpu {
 
 #define FUSEDMOE_INPUTS(isa, dtype, ...) void load_rows_##isa##_##dtype(const LoadRows& rows);
 #define FUSEDMOE_GEMM(isa, format, dtype, recipe) void gemm_##isa##_##format(const GemmTile& tile);
+#define FUSEDMOE_GEMM_A8(isa, format, recipe) void gemm_a8_##isa##_##format(const GemmTile& tile);
 #define FUSEDMOE_ROWS(isa)                       \
   void activate_##isa(const ActivateTile& tile); \
   void combine_##isa(const CombineTile& tile);

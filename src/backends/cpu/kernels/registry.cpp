@@ -19,6 +19,9 @@ constexpr GemmKernel kGemm[] = {
 #define FUSEDMOE_GEMM(isa, format, dtype, recipe)                              \
   {CpuIsa::isa, WeightFormat::format,  DType::dtype, "gemm_" #isa "_" #format, \
    recipe,      &gemm_##isa##_##format},
+#define FUSEDMOE_GEMM_A8(isa, format, recipe)                                     \
+  {CpuIsa::isa, WeightFormat::format,     DType::i8, "gemm_a8_" #isa "_" #format, \
+   recipe,      &gemm_a8_##isa##_##format},
 #include "backends/cpu/kernels/kernels.inc"
 };
 

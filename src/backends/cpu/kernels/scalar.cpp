@@ -1,4 +1,5 @@
 // Kernels for any machine: one float at a time, multiply and add rounded apart.
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -6,6 +7,7 @@
 
 #include "backends/cpu/kernels/declarations.h"
 #include "backends/cpu/kernels/float_kernels.h"
+#include "backends/cpu/kernels/quantise_rows.h"
 
 namespace fusedmoe::cpu {
 namespace {
@@ -69,8 +71,71 @@ struct F32x1 {
   }
 };
 
+// Mode a8: rows of bytes, [rows][byte_row(k)].
+std::int64_t byte_row(std::int64_t k) { return (k + 3) / 4 * 4 + 64; }
+
+void load_byte_rows(const LoadRows& rows) {
+  for (int r = 0; r < rows.rows; ++r) {
+    const RowScale scale = row_scale(rows.from[r], rows.dtype, rows.row_k);
+    rows.scales[r] = scale.scale;
+    auto* to = static_cast<std::int8_t*>(rows.to) + r * byte_row(rows.k);
+    auto* sums = static_cast<std::int32_t*>(rows.sums) + r;
+    std::int32_t sum = 0;
+    for (std::int64_t k = 0; k < rows.k; ++k) {
+      to[k] = quantise(load_element(rows.from[r], rows.dtype, rows.k0 + k), scale.inverse);
+      sum += to[k];
+      if (k + 1 < rows.k && (k + 1) % rows.segment_k != 0) continue;
+      *sums = sum;
+      sums += rows.rows;
+      sum = 0;
+    }
+  }
+}
+
+// code(k, output): the weight as an integer, less what offsets make of it.
+template <class CodeAt>
+void gemm_integers(const GemmTile& tile, const CodeAt& code) {
+  const std::int64_t step = tile.segments.layout.k;
+  for (std::int64_t begin = 0; begin < tile.k; begin += step) {
+    const std::int64_t segment = begin / step;
+    float scale[kPanelOutputs];
+    float offset[kPanelOutputs];
+    load_segment(tile.segments, segment, scale, offset);
+    for (int r = 0; r < tile.rows; ++r) {
+      const std::int8_t* x = static_cast<const std::int8_t*>(tile.a) + r * byte_row(tile.k);
+      const auto inputs =
+          static_cast<float>(static_cast<const std::int32_t*>(tile.sums)[segment * tile.rows + r]);
+      for (int n = 0; n < kPanelOutputs; ++n) {
+        std::int32_t sum = 0;
+        for (std::int64_t k = begin; k < std::min(begin + step, tile.k); ++k) {
+          sum += x[k] * code(k, n);
+        }
+        float& out = tile.accumulators[r * kPanelOutputs + n];
+        if (tile.first && begin == 0) out = 0.0F;
+        out += static_cast<float>(sum) * scale[n];
+        out += inputs * offset[n];
+      }
+    }
+  }
+}
+
 }  // namespace
 
+void gemm_a8_scalar_int8(const GemmTile& tile) {
+  const auto* codes = static_cast<const std::int8_t*>(tile.panel);
+  gemm_integers(tile, [&](std::int64_t k, int n) -> int {
+    return codes[(k / 4 * kPanelOutputs + n) * 4 + k % 4];
+  });
+}
+void gemm_a8_scalar_int4(const GemmTile& tile) {
+  const auto* codes = static_cast<const std::uint8_t*>(tile.panel);
+  const int centre = tile.segments.layout.offset == SegmentLayout::Offset::centre ? 8 : 0;
+  gemm_integers(tile, [&](std::int64_t k, int n) -> int {
+    const NibblePlace place = nibble_place(kNibbleLanes, static_cast<int>((n * 4) + k % 4));
+    return (codes[k / 4 * 64 + place.byte] >> place.shift & 0xf) - centre;
+  });
+}
+void load_rows_scalar_i8(const LoadRows& rows) { load_byte_rows(rows); }
 void gemm_scalar_f32(const GemmTile& tile) { gemm<F32x1, Code::f32, 1>(tile); }
 void gemm_scalar_f16(const GemmTile& tile) { gemm<F32x1, Code::f16, 1>(tile); }
 void gemm_scalar_bf16(const GemmTile& tile) { gemm<F32x1, Code::bf16, 1>(tile); }

@@ -1,0 +1,136 @@
+// Kernels for AVX-512 VNNI, mode a8: vpdpbusd adds the products of 16 fours of unsigned and signed
+// bytes to 16 sums. Weights are the unsigned ones, made so by adding 128 (int8) or as they are
+// (int4); what that adds to a sum is known from the sum of the row's bytes.
+#include <immintrin.h>
+
+#include <bit>
+#include <cstdint>
+
+#include "backends/cpu/kernels/blocked_kernels.h"
+#include "backends/cpu/kernels/declarations.h"
+#include "backends/cpu/kernels/quantise_rows.h"
+
+namespace fusedmoe::cpu {
+namespace {
+
+struct IntegerArithmetic : SumsInOrder {
+  using Vector = __m512i;
+  using Sum = __m512i;
+  static constexpr int kUnits = 4;
+  static constexpr int kLineUnits = 1;
+  static constexpr std::int64_t kAhead = 8192;
+  int added;  // to every weight
+
+  explicit IntegerArithmetic(int to_every_weight) : added(to_every_weight) {}
+  FUSEDMOE_INLINE static Vector broadcast(const std::uint32_t* a) {
+    return _mm512_set1_epi32(static_cast<int>(*a));
+  }
+  FUSEDMOE_INLINE static Sum zero() { return _mm512_setzero_si512(); }
+  // In asm: g++ 12 spills every sum of a large tile of the intrinsic, at half of the speed.
+  FUSEDMOE_INLINE static Sum add(Sum sum, Vector x, Vector w) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+    return sum;
+  }
+  FUSEDMOE_INLINE __m512 to_f32(Sum sum, const std::uint32_t* row_sums, int row) const {
+    const int surplus = added * static_cast<int>(row_sums[row]);
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(surplus)));
+  }
+  FUSEDMOE_INLINE static __m512 row_sum(const std::uint32_t* row_sums, int row) {
+    return _mm512_set1_ps(static_cast<float>(static_cast<int>(row_sums[row])));
+  }
+};
+
+struct SignedStep : IntegerArithmetic {
+  using Wide = SignedStep;
+  static constexpr std::int64_t kLineBytes = 128;
+  explicit SignedStep(SegmentLayout::Offset) : IntegerArithmetic(128) {}
+  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
+    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    w[0] = _mm512_xor_si512(_mm512_loadu_si512(line), sign);
+    w[1] = _mm512_xor_si512(_mm512_loadu_si512(line + 64), sign);
+  }
+};
+
+int centre_of(SegmentLayout::Offset offset) {
+  return offset == SegmentLayout::Offset::centre ? 8 : 0;
+}
+
+struct WideNibbleStep : IntegerArithmetic {
+  using Wide = WideNibbleStep;
+  static constexpr std::int64_t kLineBytes = 128;
+  explicit WideNibbleStep(SegmentLayout::Offset offset) : IntegerArithmetic(centre_of(offset)) {}
+  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
+    w[0] = _mm512_loadu_si512(line);
+    w[1] = _mm512_loadu_si512(line + 64);
+  }
+};
+
+struct NibbleStep : IntegerArithmetic {
+  using Wide = WideNibbleStep;
+  static constexpr std::int64_t kLineBytes = 64;
+  explicit NibbleStep(SegmentLayout::Offset offset) : IntegerArithmetic(centre_of(offset)) {}
+  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    const __m512i lanes = _mm512_loadu_si512(line);
+    w[0] = _mm512_and_si512(lanes, mask);
+    w[1] = _mm512_and_si512(_mm512_srli_epi16(lanes, 4), mask);
+  }
+};
+
+// Sixteen values of a row; zeros where mask has none.
+FUSEDMOE_INLINE __m512 widened(const void* row, DType dtype, std::int64_t k, __mmask16 mask) {
+  if (dtype == DType::f32) return _mm512_maskz_loadu_ps(mask, static_cast<const float*>(row) + k);
+  const __m256i half = _mm256_maskz_loadu_epi16(mask, static_cast<const std::uint16_t*>(row) + k);
+  if (dtype == DType::f16) return _mm512_cvtph_ps(half);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+FUSEDMOE_INLINE __mmask16 first(std::int64_t count) {
+  return count >= 16 ? 0xffff : count <= 0 ? 0 : static_cast<__mmask16>((1U << count) - 1);
+}
+
+// Rows as bytes, four to a unit.
+struct ByteRows {
+  static constexpr int kUnits = 4;
+  static constexpr int kMostRows = 256;
+  const LoadRows& rows;
+  float inverse[kMostRows];
+
+  explicit ByteRows(const LoadRows& all) : rows(all) {
+    for (int r = 0; r < rows.rows; ++r) {
+      // Compared as integers, so that a NaN is the largest of all.
+      __m512i largest = _mm512_setzero_si512();
+      for (std::int64_t k = 0; k < rows.row_k; k += 16) {
+        const __m512 x = _mm512_abs_ps(widened(rows.from[r], rows.dtype, k, first(rows.row_k - k)));
+        largest = _mm512_max_epi32(largest, _mm512_castps_si512(x));
+      }
+      const int bits = _mm512_reduce_max_epi32(largest);
+      const RowScale scale = row_scale(std::bit_cast<float>(bits));
+      rows.scales[r] = scale.scale;
+      inverse[r] = scale.inverse;
+    }
+  }
+  FUSEDMOE_INLINE static __m512i zero() { return _mm512_setzero_si512(); }
+  FUSEDMOE_INLINE static __m512i add(__m512i sum, __m512i unit) {
+    return _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), unit);
+  }
+  FUSEDMOE_INLINE __m512i load(int row, std::int64_t k, std::int64_t left) const {
+    __m128i bytes[4];
+    for (int i = 0; i < 4; ++i) {
+      const __m512 x = widened(rows.from[row], rows.dtype, k + 16 * i, first(left - 16 * i));
+      const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(inverse[row])));
+      bytes[i] = _mm512_cvtsepi32_epi8(whole);
+    }
+    const __m256i low = _mm256_set_m128i(bytes[1], bytes[0]);
+    const __m256i high = _mm256_set_m128i(bytes[3], bytes[2]);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  }
+};
+
+}  // namespace
+
+void gemm_a8_avx512_vnni_int8(const GemmTile& tile) { gemm_blocks<SignedStep, true>(tile); }
+void gemm_a8_avx512_vnni_int4(const GemmTile& tile) { gemm_blocks<NibbleStep, true>(tile); }
+void load_rows_avx512_vnni_i8(const LoadRows& rows) { load_blocks(rows, ByteRows(rows)); }
+
+}  // namespace fusedmoe::cpu
