@@ -364,9 +364,8 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
                  layer.kernels.rows->activate(
                      {sums, rows,
                       static_cast<int>(std::min(channels, config.intermediate_size - channel)),
-                      config.apply_router_weight_on_input ? scales.data() : nullptr, epilogue.scale,
-                      epilogue.bias, &config.activation, config.clamp_limit.value_or(0.0F), to,
-                      dtype, config.intermediate_size});
+                      row_scale, epilogue.scale, epilogue.bias, &config.activation,
+                      config.clamp_limit.value_or(0.0F), to, dtype, config.intermediate_size});
                });
     }
   }
