@@ -42,10 +42,12 @@ struct Matrix {
     return needed ? format().segments.k : 0;
   }
 
-  // Codes of a piece of panel `index`, where they are kept; null when borrowed.
+  // Where a piece of panel `index` is kept, with the panel's records before the first; null when
+  // borrowed.
   const std::byte* kept(std::int64_t expert, std::int64_t index, std::int64_t k0) const {
     if (layer.packed == nullptr) return nullptr;
-    return format().codes(layer.packed->panel(panels(), expert, index), k0);
+    const std::byte* panel = layer.packed->panel(panels(), expert, index);
+    return k0 == 0 ? panel : format().codes(panel, inputs, k0);
   }
   PanelOutputs outputs(std::int64_t expert, std::int64_t index) const {
     return is_w13 ? w13_panel(*layer.spec, *layer.borrowed, expert, index)
@@ -60,10 +62,10 @@ struct Matrix {
               std::byte* scratch) const {
     if (layer.packed != nullptr) {
       const std::byte* panel = layer.packed->panel(panels(), expert, index);
-      return {format().codes(panel, k0), format().segments_of(panel, inputs, k0)};
+      return {format().codes(panel, inputs, k0), format().segments_of(panel, inputs, k0)};
     }
     pack_panel(outputs(expert, index), format(), k0, k, scratch);
-    return {scratch, format().segments_of(scratch, k, 0)};
+    return {format().codes(scratch, k, 0), format().segments_of(scratch, k, 0)};
   }
 
   // What the epilogue needs of a panel: [32] or null each.

@@ -142,16 +142,16 @@ PanelOutputs w2_panel(const PlanSpec& spec, const ExpertWeights& weights, std::i
 
 void pack_panel(const PanelOutputs& outputs, const PanelFormat& format, std::int64_t k0,
                 std::int64_t k, std::byte* to, PanelUse use) {
-  pack_codes(outputs, format, k0, k, to, use);
+  pack_codes(outputs, format, k0, k, to + format.codes_offset(k), use);
   const SegmentLayout& segments = format.segments;
-  if (segments.k == 0) return;
+  if (segments.k == 0 || segments.record_bytes() == 0) return;
   const SegmentWriter writer{format, outputs};
   std::byte* record = to + format.records_offset(k);
   for (std::int64_t i = 0; i < segments.count(k); ++i, record += segments.record_bytes()) {
     writer.write(k0 / segments.k + i, record);
   }
   if (!segments.has_supers()) return;
-  std::byte* super = to + format.supers_offset(k);
+  std::byte* super = to;
   for (std::int64_t at = k0; at < k0 + k; at += formats::kBlockK, super += segments.super_bytes()) {
     writer.write_super(at, super);
   }
