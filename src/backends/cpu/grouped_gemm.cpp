@@ -36,9 +36,7 @@ struct Matrix {
   const PanelFormat& format() const { return panels().format; }
   // Inputs whose sum each row is asked for: those of a segment, where codes have offsets.
   std::int64_t row_sums_k() const {
-    const SegmentLayout::Offset offset = format().segments.offset;
-    const bool needed = rows().dtype == DType::i8 || offset == SegmentLayout::Offset::zero_points ||
-                        offset == SegmentLayout::Offset::minima;
+    const bool needed = rows().dtype == DType::i8 || format().segments.has_offsets();
     return needed ? format().segments.k : 0;
   }
 
@@ -184,7 +182,7 @@ void multiply(const Matrix& matrix, std::int64_t expert, const RowBlock& block, 
         float* sums = scratch.accumulators + (p - group) * scratch.sums_of_panel;
         matrix.kernel().run({scratch.rows, block.rows, piece.codes, k,
                              next == nullptr ? piece.codes : next, sums, k0 == 0, piece.segments,
-                             scratch.row_sums});
+                             matrix.row_sums_k() > 0 ? scratch.row_sums : nullptr});
         if (last_piece) epilogue(p, sums);
       }
     }

@@ -1,5 +1,5 @@
-// What a panel of packed weights is made of: what 256 k share, the records of its segments, then its
-// codes. Follows from the tensor and from the kernel that reads it.
+// What a panel of packed weights is made of: what 256 k share, the records of its segments, then
+// its codes. Follows from the tensor and from the kernel that reads it.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,10 @@ struct PanelFormat {
   SegmentLayout segments;
   bool column_scales = false;  // a scale per output, for the epilogue
 
-  // Of a piece of k inputs that starts a panel: its parts, one behind the other, each from a multiple
-  // of 64 bytes on. Records come first: a stream that is prefetched in order brings them before the
-  // codes that need them.
-  std::int64_t code_bytes(std::int64_t k) const {
-    return cpu::code_bytes(code, layout.padded(k));
-  }
+  // Of a piece of k inputs that starts a panel: its parts, one behind the other, each from a
+  // multiple of 64 bytes on. Records come first: a stream that is prefetched in order brings them
+  // before the codes that need them.
+  std::int64_t code_bytes(std::int64_t k) const { return cpu::code_bytes(code, layout.padded(k)); }
   std::int64_t records_offset(std::int64_t k) const {
     constexpr std::int64_t kSuper = SegmentLayout::kSuperK;
     return round_up((k + kSuper - 1) / kSuper * segments.super_bytes());
@@ -39,8 +37,7 @@ struct PanelFormat {
   }
   Segments segments_of(const std::byte* panel, std::int64_t whole_k, std::int64_t k0) const {
     if (segments.k == 0) return {};
-    return {segments,
-            panel + records_offset(whole_k) + k0 / segments.k * segments.record_bytes(),
+    return {segments, panel + records_offset(whole_k) + k0 / segments.k * segments.record_bytes(),
             panel + k0 / SegmentLayout::kSuperK * segments.super_bytes()};
   }
 

@@ -57,21 +57,12 @@ struct BlockTile {
   float* out;          // [rows][32]
   bool first;
   const char* coming = nullptr;  // lines to prefetch, one after the other
-  // With segments:
-  const Segments* segments = nullptr;
-  std::int64_t first_segment = 0;
+  // With segments: how long they are, what they are worth, and the sums of their inputs.
   std::int64_t segment_units = 0;
+  const float* scales = nullptr;            // [segments][2][32], as SegmentScales has them
+  bool offsets = false;                     // whether the second ones are there
   const std::uint32_t* row_sums = nullptr;  // f32 or i32: of the first row, [segments][all rows]
   std::int64_t row_sums_stride = 0;
-
-  template <class Step>
-  void set_segments(const GemmTile& tile, int start, std::int64_t begin) {
-    segments = &tile.segments;
-    segment_units = tile.segments.layout.k / Step::kUnits;
-    first_segment = begin / segment_units;
-    if (tile.sums != nullptr) row_sums = static_cast<const std::uint32_t*>(tile.sums) + start;
-    row_sums_stride = tile.rows;
-  }
 };
 
 // The sums of some units, added to `sums`. kLines: of `coming`, prefetched per line of weights;
@@ -124,15 +115,23 @@ template <class Step, int kRows, int kLines, int kLocality>
 // of the inputs, in this order.
 template <class Step, int kRows, int kLines, int kLocality>
 [[gnu::noinline]] void segment_rows(const Step& step, const BlockTile& tile) {
-  const SegmentLayout& layout = tile.segments->layout;
-  const bool offsets = layout.offset == SegmentLayout::Offset::zero_points ||
-                       layout.offset == SegmentLayout::Offset::minima;
-  const std::uint32_t* a = tile.a;
-  const char* panel = tile.panel;
-  const char* coming = tile.coming;
-  std::int64_t segment = tile.first_segment;
-  for (std::int64_t unit = 0; unit < tile.units; unit += tile.segment_units, ++segment) {
-    const std::int64_t units = std::min(tile.segment_units, tile.units - unit);
+  constexpr bool kKeep = kRows <= 4;  // accumulators in registers from segment to segment
+  const BlockTile t = tile;           // copied: nothing that is stored can change it
+  const std::uint32_t* a = t.a;
+  const char* panel = t.panel;
+  const char* coming = t.coming;
+  const float* scales = t.scales;
+  const std::uint32_t* row_sums = t.row_sums;
+  __m512 kept[kKeep ? kRows : 1][2];
+  if constexpr (kKeep) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      kept[r][0] = t.first ? _mm512_setzero_ps() : _mm512_loadu_ps(t.out + r * kPanelOutputs);
+      kept[r][1] = t.first ? _mm512_setzero_ps() : _mm512_loadu_ps(t.out + r * kPanelOutputs + 16);
+    }
+  }
+  for (std::int64_t unit = 0; unit < t.units; unit += t.segment_units) {
+    const std::int64_t units = std::min(t.segment_units, t.units - unit);
     typename Step::Sum sums[kRows][2];
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = Step::zero();
@@ -141,26 +140,38 @@ template <class Step, int kRows, int kLines, int kLocality>
     a += units * kRows;
     panel += lines * Step::kLineBytes;
     if constexpr (kLines > 0) coming += lines * kLines * 64;
-    __m512 scale[2];
-    __m512 offset[2];
-    load_segment_vectors(*tile.segments, segment, scale, offset);
-    const bool start = tile.first && unit == 0;
-    const std::uint32_t* row_sums =
-        tile.row_sums == nullptr ? nullptr : tile.row_sums + segment * tile.row_sums_stride;
-#pragma GCC unroll 12
-    for (int r = 0; r < kRows; ++r) {
-      float* out = tile.out + r * kPanelOutputs;
+    const bool start = t.first && unit == 0;
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const __m512 sum = step.to_f32(sums[r][half], row_sums, r);
-        __m512 value = start ? _mm512_mul_ps(sum, scale[half])
-                             : _mm512_fmadd_ps(sum, scale[half], _mm512_loadu_ps(out + 16 * half));
-        if (offsets) {
-          const __m512 inputs = Step::row_sum(row_sums, r);
-          value = _mm512_fmadd_ps(inputs, offset[half], value);
+    for (int half = 0; half < 2; ++half) {
+      const __m512 scale = _mm512_load_ps(scales + 16 * half);
+      const __m512 offset =
+          t.offsets ? _mm512_load_ps(scales + 32 + 16 * half) : _mm512_setzero_ps();
+#pragma GCC unroll 12
+      for (int r = 0; r < kRows; ++r) {
+        float* out = t.out + r * kPanelOutputs + 16 * half;
+        __m512 value;
+        if constexpr (kKeep) {
+          value = kept[r][half];
+        } else {
+          value = start ? _mm512_setzero_ps() : _mm512_loadu_ps(out);
         }
-        _mm512_storeu_ps(out + 16 * half, value);
+        value = _mm512_fmadd_ps(step.to_f32(sums[r][half], row_sums, r), scale, value);
+        if (t.offsets) value = _mm512_fmadd_ps(Step::row_sum(row_sums, r), offset, value);
+        if constexpr (kKeep) {
+          kept[r][half] = value;
+        } else {
+          _mm512_storeu_ps(out, value);
+        }
       }
+    }
+    scales += 64;
+    if (row_sums != nullptr) row_sums += t.row_sums_stride;
+  }
+  if constexpr (kKeep) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      _mm512_storeu_ps(t.out + r * kPanelOutputs, kept[r][0]);
+      _mm512_storeu_ps(t.out + r * kPanelOutputs + 16, kept[r][1]);
     }
   }
 }
@@ -186,10 +197,48 @@ FUSEDMOE_INLINE void block_of(int rows, const Step& step, const BlockTile& tile)
 // 2 (qwen3-30b-a3b, gpt-oss-20b and mixtral-8x7b, bf16, Zen 4).
 inline constexpr int kRowsThatPrefetch = 5;
 
+// What a block needs of segments [first, ...), whose scales are loaded.
+FUSEDMOE_INLINE void set_segments(const GemmTile& tile, const SegmentScales& scales,
+                                  std::int64_t segment_units, std::int64_t first, int row,
+                                  BlockTile& block) {
+  block.segment_units = segment_units;
+  block.scales = scales.data();
+  block.offsets = tile.segments.layout.has_offsets();
+  if (tile.sums == nullptr) return;
+  block.row_sums = static_cast<const std::uint32_t*>(tile.sums) + first * tile.rows + row;
+  block.row_sums_stride = tile.rows;
+}
+
 // Rows of one block, straight from the codes.
 template <class Step, bool kSegments>
 FUSEDMOE_INLINE void one_block(const GemmTile& tile, const Step& step, BlockTile block) {
   constexpr int kLines = Step::kLineBytes / 64;
+  if constexpr (kSegments) {
+    const std::int64_t segment_units = tile.segments.layout.k / Step::kUnits;
+    const std::int64_t units = block.units;
+    const auto* next = static_cast<const char*>(tile.next);
+    SegmentScales scales;
+    for (std::int64_t begin = 0; begin < units; begin += SegmentScales::kMost * segment_units) {
+      block.units = std::min(SegmentScales::kMost * segment_units, units - begin);
+      block.first = tile.first && begin == 0;
+      const std::int64_t first = begin / segment_units;
+      const std::int64_t count = (block.units + segment_units - 1) / segment_units;
+      scales.load(tile.segments, first, count);
+      set_segments(tile, scales, segment_units, first, 0, block);
+      if (tile.rows >= kRowsThatPrefetch) {
+        block.coming = next;
+        block_of<Step, true, kLines, 2>(tile.rows, step, block);
+      } else {
+        block.coming = block.panel + Step::kAhead;
+        block_of<Step, true, kLines, 3>(tile.rows, step, block);
+      }
+      const std::int64_t bytes = block.units / Step::kLineUnits * Step::kLineBytes;
+      block.a += block.units * tile.rows;
+      block.panel += bytes;
+      next += bytes;
+    }
+    return;
+  }
   if (tile.rows >= kRowsThatPrefetch) {
     block.coming = static_cast<const char*>(tile.next);
     block_of<Step, kSegments, kLines, 2>(tile.rows, step, block);
@@ -204,7 +253,8 @@ FUSEDMOE_INLINE void one_block(const GemmTile& tile, const Step& step, BlockTile
 // Units [begin, begin + count) of the loaded rows by weights that are vectors already: `panel` is
 // where these units start, and `coming` what the first blocks bring to L2 meanwhile.
 template <class Step, bool kSegments>
-FUSEDMOE_INLINE void all_blocks(const GemmTile& tile, const Step& step, std::int64_t begin,
+FUSEDMOE_INLINE void all_blocks(const GemmTile& tile, const Step& step,
+                                [[maybe_unused]] const SegmentScales* scales, std::int64_t begin,
                                 std::int64_t count, std::int64_t all_units, const char* panel,
                                 const char* coming, std::int64_t coming_bytes) {
   const RowBlocks blocks{tile.rows};
@@ -219,7 +269,10 @@ FUSEDMOE_INLINE void all_blocks(const GemmTile& tile, const Step& step, std::int
         .out = tile.accumulators + start * kPanelOutputs,
         .first = tile.first && begin == 0,
         .coming = coming + b * bytes};
-    if constexpr (kSegments) block.set_segments<Step>(tile, start, begin);
+    if constexpr (kSegments) {
+      const std::int64_t segment_units = tile.segments.layout.k / Step::kUnits;
+      set_segments(tile, *scales, segment_units, begin / segment_units, start, block);
+    }
     if (b * bytes < coming_bytes) {
       block_of<Step, kSegments, 1, 2>(rows, step, block);
     } else {
@@ -239,6 +292,7 @@ FUSEDMOE_INLINE void widened_blocks(const GemmTile& tile, const Step& step, std:
   const Wide wide(tile.segments.layout.offset);
   const std::int64_t segment_k = kSegments ? tile.segments.layout.k : 4;
   const std::int64_t step_units = kWideK / segment_k * segment_k / Step::kUnits;
+  SegmentScales scales;
   for (std::int64_t begin = 0; begin < units; begin += step_units) {
     const std::int64_t count = std::min(step_units, units - begin);
     const std::int64_t bytes = count / Step::kLineUnits * Step::kLineBytes;
@@ -255,8 +309,35 @@ FUSEDMOE_INLINE void widened_blocks(const GemmTile& tile, const Step& step, std:
       }
       from += Step::kLineBytes;
     }
-    all_blocks<Wide, kSegments>(tile, wide, begin, count, units, buffer,
+    if constexpr (kSegments) {
+      scales.load(tile.segments, begin * Step::kUnits / segment_k,
+                  (count * Step::kUnits + segment_k - 1) / segment_k);
+    }
+    all_blocks<Wide, kSegments>(tile, wide, &scales, begin, count, units, buffer,
                                 static_cast<const char*>(tile.next) + at, bytes);
+  }
+}
+
+// Many rows by weights that need no widening.
+template <class Step, bool kSegments>
+FUSEDMOE_INLINE void whole_blocks(const GemmTile& tile, const Step& step, std::int64_t units) {
+  const auto* panel = static_cast<const char*>(tile.panel);
+  const auto* next = static_cast<const char*>(tile.next);
+  std::int64_t step_units = units;
+  SegmentScales scales;
+  if constexpr (kSegments) {
+    step_units = SegmentScales::kMost * (tile.segments.layout.k / Step::kUnits);
+  }
+  for (std::int64_t begin = 0; begin < units; begin += step_units) {
+    const std::int64_t count = std::min(step_units, units - begin);
+    if constexpr (kSegments) {
+      const std::int64_t segment_units = tile.segments.layout.k / Step::kUnits;
+      scales.load(tile.segments, begin / segment_units,
+                  (count + segment_units - 1) / segment_units);
+    }
+    const std::int64_t at = begin / Step::kLineUnits * Step::kLineBytes;
+    all_blocks<Step, kSegments>(tile, step, &scales, begin, count, units, panel + at, next + at,
+                                count / Step::kLineUnits * Step::kLineBytes);
   }
 }
 
@@ -271,12 +352,9 @@ FUSEDMOE_INLINE void gemm_blocks(const GemmTile& tile) {
                     .units = units,
                     .out = tile.accumulators,
                     .first = tile.first};
-    if constexpr (kSegments) block.set_segments<Step>(tile, 0, 0);
     one_block<Step, kSegments>(tile, step, block);
   } else if constexpr (std::is_same_v<Step, typename Step::Wide>) {
-    all_blocks<Step, kSegments>(tile, step, 0, units, units, panel,
-                                static_cast<const char*>(tile.next),
-                                units / Step::kLineUnits * Step::kLineBytes);
+    whole_blocks<Step, kSegments>(tile, step, units);
   } else {
     widened_blocks<Step, kSegments>(tile, step, units);
   }

@@ -48,6 +48,8 @@ struct SegmentLayout {
   bool per_half = false;  // a scale for each 16 outputs instead of for each
 
   static constexpr std::int64_t kSuperK = 256;  // that share the f16 of six_bits and signed_bits
+  // Whether an offset stands in the records: then kernels need sums of inputs.
+  bool has_offsets() const { return offset == Offset::zero_points || offset == Offset::minima; }
   bool has_supers() const { return scale >= Scale::six_bits; }
   // Where a piece of K may start.
   std::int64_t period() const { return k == 0 ? 1 : has_supers() ? kSuperK : k; }
@@ -58,8 +60,7 @@ struct SegmentLayout {
                                : scale == Scale::f32                         ? 4
                                : scale == Scale::f16 || scale == Scale::bf16 ? 2
                                                                              : 1;
-    const bool more = offset == Offset::zero_points || offset == Offset::minima;
-    return bytes * (per_half ? 2 : kPanelOutputs) + (more ? kPanelOutputs : 0);
+    return bytes * (per_half ? 2 : kPanelOutputs) + (has_offsets() ? kPanelOutputs : 0);
   }
   // Of 256 k: f16 [32] for the scales, and for the minima.
   std::int64_t super_bytes() const {

@@ -63,33 +63,69 @@ FUSEDMOE_INLINE __m512 scale_vector(SegmentLayout::Scale type, const std::byte* 
   return _mm512_set1_ps(1.0F);
 }
 
-FUSEDMOE_INLINE void load_segment_vectors(const Segments& segments, std::int64_t index,
-                                          __m512 (&scale)[2], __m512 (&offset)[2]) {
-  using Offset = SegmentLayout::Offset;
-  const SegmentLayout& layout = segments.layout;
-  const std::byte* record = segments.records + index * layout.record_bytes();
-  const std::byte* super =
-      segments.supers + index * layout.k / SegmentLayout::kSuperK * layout.super_bytes();
-  if (layout.per_half) {
-    scale[0] = _mm512_set1_ps(reinterpret_cast<const float*>(record)[0]);
-    scale[1] = _mm512_set1_ps(reinterpret_cast<const float*>(record)[1]);
-  } else {
-    scale[0] = scale_vector(layout.scale, record, super, 0);
-    scale[1] = scale_vector(layout.scale, record, super, 1);
-  }
-  const std::byte* more = record + layout.record_bytes() - kPanelOutputs;
-  for (int half = 0; half < 2; ++half) {
-    if (layout.offset == Offset::zero_points) {
-      const __m512 zero = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(more + half * 16)));
-      offset[half] = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(zero, scale[half]));
-    } else if (layout.offset == Offset::minima) {
-      const __m512 minimum = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(more + half * 16)));
-      offset[half] = _mm512_sub_ps(_mm512_setzero_ps(),
-                                   _mm512_mul_ps(half_vector(super + 64 + half * 32), minimum));
-    } else {
-      offset[half] = _mm512_setzero_ps();
+// Scales and offsets of some segments as fp32, before the rows need them: [segments][2][32].
+class SegmentScales {
+ public:
+  static constexpr std::int64_t kMost = 32;  // 8 KiB, in L1
+
+  // Segments [first, first + count) of a piece.
+  void load(const Segments& segments, std::int64_t first, std::int64_t count) {
+    using Scale = SegmentLayout::Scale;
+    switch (segments.layout.scale) {  // outside of the loop
+      case Scale::one:
+        return load<Scale::one>(segments, first, count);
+      case Scale::f32:
+        return load<Scale::f32>(segments, first, count);
+      case Scale::f16:
+        return load<Scale::f16>(segments, first, count);
+      case Scale::bf16:
+        return load<Scale::bf16>(segments, first, count);
+      case Scale::e8m0:
+        return load<Scale::e8m0>(segments, first, count);
+      case Scale::e4m3:
+        return load<Scale::e4m3>(segments, first, count);
+      case Scale::six_bits:
+        return load<Scale::six_bits>(segments, first, count);
+      case Scale::signed_bits:
+        return load<Scale::signed_bits>(segments, first, count);
     }
   }
-}
+  const float* data() const { return values_; }
+
+ private:
+  template <SegmentLayout::Scale kScale>
+  FUSEDMOE_INLINE void load(const Segments& segments, std::int64_t first, std::int64_t count) {
+    const SegmentLayout layout = segments.layout;
+    const std::int64_t record_bytes = layout.record_bytes();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t index = first + i;
+      const std::byte* record = segments.records + index * record_bytes;
+      const std::byte* super =
+          segments.supers + index * layout.k / SegmentLayout::kSuperK * layout.super_bytes();
+      const std::byte* more = record + record_bytes - kPanelOutputs;
+      for (int half = 0; half < 2; ++half) {
+        const __m512 scale = layout.per_half
+                                 ? _mm512_set1_ps(reinterpret_cast<const float*>(record)[half])
+                                 : scale_vector(kScale, record, super, half);
+        float* to = values_ + i * 64 + half * 16;
+        _mm512_store_ps(to, scale);
+        if (layout.has_offsets()) {
+          _mm512_store_ps(to + 32, offset_vector(layout.offset, scale, more, super, half));
+        }
+      }
+    }
+  }
+
+  FUSEDMOE_INLINE static __m512 offset_vector(SegmentLayout::Offset type, __m512 scale,
+                                              const std::byte* more, const std::byte* super,
+                                              int half) {
+    const __m512 code = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(more + half * 16)));
+    const __m512 unit =
+        type == SegmentLayout::Offset::minima ? half_vector(super + 64 + half * 32) : scale;
+    return _mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(code, unit));
+  }
+
+  alignas(64) float values_[kMost * 64];
+};
 
 }  // namespace fusedmoe::cpu
