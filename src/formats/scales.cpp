@@ -17,7 +17,8 @@ std::int64_t num_parts(const WeightTensor& tensor) noexcept {
   return tensor.scales.parts == ScaleParts::one ? 1 : 2;
 }
 
-// Along K: how many inputs share a scale.
+}  // namespace
+
 std::int64_t inputs_per_scale(const WeightTensor& tensor) noexcept {
   switch (tensor.scales.layout) {
     case ScaleLayout::group:
@@ -28,8 +29,6 @@ std::int64_t inputs_per_scale(const WeightTensor& tensor) noexcept {
       return tensor.inputs;
   }
 }
-
-}  // namespace
 
 std::int64_t bytes_per_scale(ScaleType type) noexcept {
   switch (type) {

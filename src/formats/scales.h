@@ -20,6 +20,8 @@ ScaleShape scale_shape(const WeightTensor& tensor) noexcept;
 // Global scales of one expert: 0, 1 or 2.
 std::int64_t globals_per_expert(const WeightTensor& tensor) noexcept;
 
+// Along K: how many inputs share a scale.
+std::int64_t inputs_per_scale(const WeightTensor& tensor) noexcept;
 // The matrix, of those that were quantised apart, that holds output n: 0 or 1.
 std::int64_t part_of(const WeightTensor& tensor, std::int64_t n) noexcept;
 // Row and column of the scale that belongs to (n, k).

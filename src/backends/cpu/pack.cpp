@@ -1,6 +1,7 @@
 #include "backends/cpu/pack.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "formats/float_bits.h"
@@ -45,72 +46,149 @@ float load_bias(const BiasTensor& bias, std::int64_t expert, std::int64_t n) {
   return bias.dtype == DType::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-// Scales, zero points and minima of segment `index`, out of wherever the format keeps them.
-struct SegmentWriter {
-  const PanelFormat& format;
-  const PanelOutputs& outputs;
+// Records whose parts lie in arrays of their own, along K: each part becomes columns of 32.
+class RecordWriter {
+ public:
+  RecordWriter(const PanelOutputs& outputs, const PanelFormat& format)
+      : outputs_(outputs), layout_(format.segments) {}
 
-  void write(std::int64_t index, std::byte* record) const {
-    const SegmentLayout& layout = format.segments;
-    const std::int64_t k = index * layout.k;
-    std::memset(record, 0, static_cast<std::size_t>(layout.record_bytes()));
-    const int step = layout.per_half ? kPanelOutputs / 2 : 1;
-    for (int i = 0; i < kPanelOutputs; i += step) {
-      const PanelOutput& output = outputs[static_cast<std::size_t>(i)];
-      if (output.tensor != nullptr) write_scale(output, k, i / step, record);
+  // Records of `count` segments from k0 on.
+  void write(std::int64_t k0, std::int64_t count, std::byte* records) const {
+    if (layout_.per_half) {
+      for (std::int64_t i = 0; i < count; ++i) write_halves(k0 + i * layout_.k, records + i * 8);
+      return;
     }
-    std::byte* more = record + layout.record_bytes() - kPanelOutputs;
-    if (layout.offset == SegmentLayout::Offset::zero_points) {
-      for (std::size_t i = 0; i < kPanelOutputs; ++i) {
-        const PanelOutput& o = outputs[i];
-        if (o.tensor == nullptr) continue;
-        more[i] = static_cast<std::byte>(zero_point_at(*o.tensor, o.expert, o.n, k, 0));
-      }
-    }
-  }
-
-  // What 256 k from `k` on share.
-  void write_super(std::int64_t k, std::byte* super) const {
-    std::memset(super, 0, static_cast<std::size_t>(format.segments.super_bytes()));
-    for (std::size_t i = 0; i < kPanelOutputs; ++i) {
-      const PanelOutput& o = outputs[i];
-      if (o.tensor == nullptr) continue;
-      const std::uint8_t* block = formats::k_block(*o.tensor, o.expert, o.n, k);
-      const bool minima = format.segments.offset == SegmentLayout::Offset::minima;
-      std::memcpy(super + 2 * i, minima ? block : block + 208, 2);
-      if (minima) std::memcpy(super + 2 * (kPanelOutputs + i), block + 2, 2);
+    const ScaleType type = some_output().tensor->scales.type;
+    const bool widen = layout_.scale == SegmentLayout::Scale::f32 && type != ScaleType::f32;
+    const std::int64_t bytes = widen ? 4 : bytes_per_scale(type);
+    const auto scales = [](const WeightScales& from) { return from.data; };
+    if (!layout_.has_offsets()) return columns(k0, count, bytes, widen, scales, records);
+    const auto points = [](const WeightScales& from) { return from.zero_points; };
+    for (std::int64_t begin = 0; begin < count; begin += kAtOnce) {
+      const std::int64_t n = std::min(kAtOnce, count - begin);
+      const std::int64_t k = k0 + begin * layout_.k;
+      std::byte* to = records + begin * layout_.record_bytes();
+      alignas(64) std::byte part[kAtOnce * kPanelOutputs * 4];
+      columns(k, n, bytes, widen, scales, part);
+      copy_part(part, bytes * kPanelOutputs, n, to);
+      columns(k, n, 1, false, points, part);
+      copy_part(part, kPanelOutputs, n, to + bytes * kPanelOutputs);
     }
   }
 
  private:
-  void write_scale(const PanelOutput& o, std::int64_t k, int index, std::byte* record) const {
-    const SegmentLayout& layout = format.segments;
-    const WeightTensor& tensor = *o.tensor;
-    if (layout.has_supers()) {
-      const std::uint8_t* block = formats::k_block(tensor, o.expert, o.n, k);
-      const auto j = static_cast<int>(k % formats::kBlockK / layout.k);
-      if (layout.offset != SegmentLayout::Offset::minima) {
-        record[index] = static_cast<std::byte>(formats::Q6kBlock{block}.scale(j));
-        return;
-      }
-      const formats::SixBits six = formats::six_bits(block + 4, j);
-      record[index] = static_cast<std::byte>(six.scale);
-      record[kPanelOutputs + index] = static_cast<std::byte>(six.minimum);
-      return;
-    }
-    const WeightScales& scales = tensor.scales;
-    const std::int64_t at = scale_index(tensor, o.expert, scale_row(tensor, o.n),
-                                        scale_column(tensor, std::min(k, tensor.inputs - 1)));
-    if (layout.scale == SegmentLayout::Scale::f32) {
-      const float value = load_scale(scales.data, scales.type, at);
-      std::memcpy(record + 4 * index, &value, sizeof value);
-      return;
-    }
-    const std::int64_t bytes = bytes_per_scale(scales.type);
-    std::memcpy(record + bytes * index, static_cast<const std::byte*>(scales.data) + bytes * at,
-                static_cast<std::size_t>(bytes));
+  static constexpr std::int64_t kAtOnce = 16;
+
+  const PanelOutput& some_output() const {
+    return *std::find_if(outputs_.begin(), outputs_.end(),
+                         [](const PanelOutput& output) { return output.tensor != nullptr; });
   }
+
+  void write_halves(std::int64_t k, std::byte* record) const {
+    for (std::size_t half = 0; half < 2; ++half) {
+      const PanelOutput& o = outputs_[half * kPanelOutputs / 2];
+      const float value = o.tensor == nullptr ? 0.0F
+                                              : load_scale(o.tensor->scales.data,
+                                                           o.tensor->scales.type, index_of(o, k));
+      std::memcpy(record + 4 * half, &value, sizeof value);
+    }
+  }
+
+  static std::int64_t index_of(const PanelOutput& o, std::int64_t k) {
+    const WeightTensor& tensor = *o.tensor;
+    return scale_index(tensor, o.expert, scale_row(tensor, o.n),
+                       scale_column(tensor, std::min(k, tensor.inputs - 1)));
+  }
+
+  // to: [n][32] of `bytes` each, from what array(scales) has for k, k + segment, ...
+  template <class ArrayOf>
+  void columns(std::int64_t k, std::int64_t n, std::int64_t bytes, bool widen, const ArrayOf& array,
+               std::byte* to) const {
+    const WeightTensor& some = *some_output().tensor;
+    if (!widen && !some.scales.transposed && inputs_per_scale(some) == layout_.k) {
+      std::array<const std::byte*, kPanelOutputs> rows{};
+      for (std::size_t i = 0; i < kPanelOutputs; ++i) {
+        const PanelOutput& o = outputs_[i];
+        if (o.tensor == nullptr) continue;
+        rows[i] = static_cast<const std::byte*>(array(o.tensor->scales)) + index_of(o, 0) * bytes;
+      }
+      return pack_columns(rows, bytes, k / layout_.k, n, to);
+    }
+    std::memset(to, 0, static_cast<std::size_t>(n * bytes * kPanelOutputs));
+    for (std::int64_t column = 0; column < kPanelOutputs; ++column) {
+      const PanelOutput& o = outputs_[static_cast<std::size_t>(column)];
+      if (o.tensor == nullptr) continue;
+      const WeightScales& scales = o.tensor->scales;
+      std::byte* at = to + column * bytes;
+      const std::int64_t first = index_of(o, k);
+      const std::int64_t per_scale = inputs_per_scale(*o.tensor);
+      const std::int64_t stride = scales.transposed ? scale_shape(*o.tensor).rows : 1;
+      const std::int64_t origin = k / per_scale;
+      for (std::int64_t i = 0; i < n; ++i, at += bytes * kPanelOutputs) {
+        const std::int64_t index = first + ((k + i * layout_.k) / per_scale - origin) * stride;
+        if (widen) {
+          const float value = load_scale(scales.data, scales.type, index);
+          std::memcpy(at, &value, sizeof value);
+          continue;
+        }
+        const auto* from = static_cast<const std::byte*>(array(scales)) + index * bytes;
+        switch (bytes) {  // a constant size is a move, not a call
+          case 1:
+            *at = *from;
+            break;
+          case 2:
+            std::memcpy(at, from, 2);
+            break;
+          default:
+            std::memcpy(at, from, 4);
+        }
+      }
+    }
+  }
+
+  // part: [n][bytes], to the same place in n records.
+  void copy_part(const std::byte* part, std::int64_t bytes, std::int64_t n, std::byte* to) const {
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::memcpy(to + i * layout_.record_bytes(), part + i * bytes,
+                  static_cast<std::size_t>(bytes));
+    }
+  }
+
+  const PanelOutputs& outputs_;
+  const SegmentLayout& layout_;
 };
+
+// Records, and what 256 k share, of formats that keep them in blocks of 256.
+void write_block_records(const PanelOutputs& outputs, const PanelFormat& format, std::int64_t k0,
+                         std::int64_t k, std::byte* records, std::byte* supers) {
+  const SegmentLayout& layout = format.segments;
+  const std::int64_t record_bytes = layout.record_bytes();
+  const std::int64_t per_block = formats::kBlockK / layout.k;
+  const bool minima = layout.has_offsets();
+  for (std::int64_t at = k0; at < k0 + k; at += formats::kBlockK) {
+    std::memset(records, 0, static_cast<std::size_t>(per_block * record_bytes));
+    std::memset(supers, 0, static_cast<std::size_t>(layout.super_bytes()));
+    for (std::size_t i = 0; i < kPanelOutputs; ++i) {
+      const PanelOutput& o = outputs[i];
+      if (o.tensor == nullptr) continue;
+      const std::uint8_t* block = formats::k_block(*o.tensor, o.expert, o.n, at);
+      std::memcpy(supers + 2 * i, minima ? block : block + 208, 2);
+      if (minima) std::memcpy(supers + 2 * (kPanelOutputs + i), block + 2, 2);
+      std::byte* record = records + i;
+      for (int j = 0; j < per_block; ++j, record += record_bytes) {
+        if (!minima) {
+          record[0] = static_cast<std::byte>(formats::Q6kBlock{block}.scale(j));
+          continue;
+        }
+        const formats::SixBits six = formats::six_bits(block + 4, j);
+        record[0] = static_cast<std::byte>(six.scale);
+        record[kPanelOutputs] = static_cast<std::byte>(six.minimum);
+      }
+    }
+    records += per_block * record_bytes;
+    supers += layout.super_bytes();
+  }
+}
 
 }  // namespace
 
@@ -145,15 +223,11 @@ void pack_panel(const PanelOutputs& outputs, const PanelFormat& format, std::int
   pack_codes(outputs, format, k0, k, to + format.codes_offset(k), use);
   const SegmentLayout& segments = format.segments;
   if (segments.k == 0 || segments.record_bytes() == 0) return;
-  const SegmentWriter writer{format, outputs};
-  std::byte* record = to + format.records_offset(k);
-  for (std::int64_t i = 0; i < segments.count(k); ++i, record += segments.record_bytes()) {
-    writer.write(k0 / segments.k + i, record);
-  }
-  if (!segments.has_supers()) return;
-  std::byte* super = to;
-  for (std::int64_t at = k0; at < k0 + k; at += formats::kBlockK, super += segments.super_bytes()) {
-    writer.write_super(at, super);
+  std::byte* records = to + format.records_offset(k);
+  if (segments.has_supers()) {
+    write_block_records(outputs, format, k0, k, records, to);
+  } else {
+    RecordWriter(outputs, format).write(k0, segments.count(k), records);
   }
 }
 

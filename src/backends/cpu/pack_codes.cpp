@@ -10,9 +10,7 @@
 
 #include "backends/cpu/kernels/codes.h"
 #include "formats/format.h"
-#include "formats/q4_k.h"
-#include "formats/q5_k.h"
-#include "formats/q6_k.h"
+#include "formats/k_blocks.h"
 
 namespace fusedmoe::cpu {
 namespace {
@@ -223,13 +221,13 @@ void zip_lines(std::byte* block, std::int64_t bytes) {
 }
 
 // A line of 128 four-bit codes from 64 bytes that hold pairs of k: [pairs of a unit, outputs] as
-// units of (layout.k_group + 1) / 2 bytes have them.
-void plane_line(const PanelLayout& layout, const std::byte* pairs, std::byte* line) {
+// units of (layout.k_group + 1) / 2 bytes have them. In place, too.
+void plane_line(const PanelLayout& layout, const std::byte* from_pairs, std::byte* line) {
 #if defined(__SSE2__)
   if (layout.k_group == 1 ? layout.lanes == 16 : layout.lanes == 32) {
-    const auto load = [&](int i) {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(pairs) + i);
-    };
+    const auto* from = reinterpret_cast<const __m128i*>(from_pairs);
+    const __m128i v0 = _mm_loadu_si128(from), v1 = _mm_loadu_si128(from + 1);
+    const __m128i v2 = _mm_loadu_si128(from + 2), v3 = _mm_loadu_si128(from + 3);
     const __m128i mask = _mm_set1_epi8(15);
     const auto low = [&](__m128i a, __m128i b) {
       return _mm_or_si128(_mm_and_si128(a, mask), _mm_slli_epi16(_mm_and_si128(b, mask), 4));
@@ -237,8 +235,8 @@ void plane_line(const PanelLayout& layout, const std::byte* pairs, std::byte* li
     const auto high = [&](__m128i a, __m128i b) {
       return _mm_or_si128(_mm_and_si128(_mm_srli_epi16(a, 4), mask), _mm_andnot_si128(mask, b));
     };
-    const __m128i low01 = low(load(0), load(1)), high01 = high(load(0), load(1));
-    const __m128i low23 = low(load(2), load(3)), high23 = high(load(2), load(3));
+    const __m128i low01 = low(v0, v1), high01 = high(v0, v1);
+    const __m128i low23 = low(v2, v3), high23 = high(v2, v3);
     // Bytes of 16 lanes of 4: by pairs of k in units of one, by planes in units of two.
     const bool ones = layout.k_group == 1;
     const __m128i second = ones ? high01 : low23, third = ones ? low23 : high01;
@@ -252,6 +250,8 @@ void plane_line(const PanelLayout& layout, const std::byte* pairs, std::byte* li
     return;
   }
 #endif
+  std::byte pairs[64];
+  std::memcpy(pairs, from_pairs, 64);
   std::memset(line, 0, 64);
   const int group = std::max(layout.k_group, 2);  // of a unit of pairs
   for (int i = 0; i < 128; ++i) {
@@ -319,11 +319,7 @@ void copy_nibbles(const Addresses& rows, const PanelLayout& layout, std::int64_t
         block[(unit * kPanelOutputs + output) * group / 2 + left % group / 2] &= std::byte{0xf};
       }
     }
-    for (std::byte* line = block; line < block + bytes; line += 64) {
-      std::byte pairs[64];
-      std::memcpy(pairs, line, 64);
-      plane_line(layout, pairs, line);
-    }
+    for (std::byte* line = block; line < block + bytes; line += 64) plane_line(layout, line, line);
     left -= block_k;
   };
   if (layout.k_group <= 2) {
@@ -345,20 +341,42 @@ void copy_bytes(const Addresses& rows, const PanelLayout& layout, std::int64_t k
   }
 }
 
-// A block of 256 codes as a plain row: four bits, two k in a byte, or signed bytes.
+// A block of 256 codes as a plain row: four bits, two k in a byte, or signed bytes. As
+// formats/q*_k.h have them, in loops that compilers turn into vectors.
 void plain_row(WeightFormat format, const std::byte* block, std::byte* row) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(block);
+  const auto* b = reinterpret_cast<const std::uint8_t*>(block);
+  auto* to = reinterpret_cast<std::uint8_t*>(row);
   if (format == WeightFormat::q4_k) {
-    const formats::Q4kBlock from{bytes};
-    for (int i = 0; i < formats::kBlockK / 2; ++i) {
-      row[i] = static_cast<std::byte>(from.code(2 * i) | from.code(2 * i + 1) << 4);
+    for (int part = 0; part < 4; ++part) {  // 64 k: low halves of 32 bytes, then high ones
+      const std::uint8_t* from = b + 16 + 32 * part;
+      for (int i = 0; i < 16; ++i) {
+        to[32 * part + i] =
+            static_cast<std::uint8_t>((from[2 * i] & 15) | (from[2 * i + 1] & 15) << 4);
+        to[32 * part + 16 + i] =
+            static_cast<std::uint8_t>(from[2 * i] >> 4 | (from[2 * i + 1] & 0xf0));
+      }
     }
   } else if (format == WeightFormat::q5_k) {
-    const formats::Q5kBlock from{bytes};
-    for (int i = 0; i < formats::kBlockK; ++i) row[i] = static_cast<std::byte>(from.code(i));
+    for (int part = 0; part < 4; ++part) {
+      const std::uint8_t* from = b + 48 + 32 * part;
+      for (int i = 0; i < 32; ++i) {
+        const int low = b[16 + i] >> 2 * part & 1, high = b[16 + i] >> (2 * part + 1) & 1;
+        to[64 * part + i] = static_cast<std::uint8_t>((from[i] & 15) | low << 4);
+        to[64 * part + 32 + i] = static_cast<std::uint8_t>(from[i] >> 4 | high << 4);
+      }
+    }
   } else {
-    const formats::Q6kBlock from{bytes};
-    for (int i = 0; i < formats::kBlockK; ++i) row[i] = static_cast<std::byte>(from.code(i) - 32);
+    for (int half = 0; half < 2; ++half) {
+      const std::uint8_t* low = b + 64 * half;
+      const std::uint8_t* up = b + 128 + 32 * half;
+      std::uint8_t* out = to + 128 * half;
+      for (int i = 0; i < 32; ++i) {
+        out[i] = static_cast<std::uint8_t>(((low[i] & 15) | (up[i] & 3) << 4) - 32);
+        out[32 + i] = static_cast<std::uint8_t>(((low[32 + i] & 15) | (up[i] >> 2 & 3) << 4) - 32);
+        out[64 + i] = static_cast<std::uint8_t>((low[i] >> 4 | (up[i] >> 4 & 3) << 4) - 32);
+        out[96 + i] = static_cast<std::uint8_t>((low[32 + i] >> 4 | (up[i] >> 6) << 4) - 32);
+      }
+    }
   }
 }
 
@@ -386,6 +404,24 @@ void copy_blocks(const PanelOutputs& outputs, const PanelFormat& format, std::in
 }
 
 }  // namespace
+
+void pack_columns(const std::array<const std::byte*, kPanelOutputs>& rows, std::int64_t bytes,
+                  std::int64_t first, std::int64_t count, std::byte* to) {
+  Addresses addresses;
+  addresses.output = rows;
+  addresses.k_stride.fill(bytes);
+  switch (bytes) {
+    case 1:
+      return copy_units<std::uint8_t, 1>(addresses, first, count, count, PanelUse::now, to,
+                                         kAsTheyAre);
+    case 2:
+      return copy_units<std::uint16_t, 1>(addresses, first, count, count, PanelUse::now, to,
+                                          kAsTheyAre);
+    default:
+      return copy_units<std::uint32_t, 1>(addresses, first, count, count, PanelUse::now, to,
+                                          kAsTheyAre);
+  }
+}
 
 void pack_codes(const PanelOutputs& outputs, const PanelFormat& format, std::int64_t k0,
                 std::int64_t k, std::byte* to, PanelUse use) {

@@ -25,4 +25,9 @@ enum class PanelUse { now, later };
 void pack_codes(const PanelOutputs& outputs, const PanelFormat& format, std::int64_t k0,
                 std::int64_t k, std::byte* to, PanelUse use);
 
+// to: [count][32] elements of 1, 2 or 4 bytes, elements first .. first + count of 32 rows; null
+// rows are zeros.
+void pack_columns(const std::array<const std::byte*, kPanelOutputs>& rows, std::int64_t bytes,
+                  std::int64_t first, std::int64_t count, std::byte* to);
+
 }  // namespace fusedmoe::cpu

@@ -77,6 +77,7 @@ struct FmaArithmetic {
   using Sum = __m512;
   static constexpr int kUnits = 1;
   static constexpr int kLineUnits = 1;
+  static constexpr bool kTwoSegments = false;
   static constexpr std::int64_t kAhead = kWeightsAhead;
   FUSEDMOE_INLINE static Vector broadcast(const std::uint32_t* a) {
     return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(*a)));
@@ -169,6 +170,7 @@ template <Code kCode>
 requires(bits_of(kCode) == 4) struct FmaStep<kCode> : FmaArithmetic, SumsInOrder {
   using Wide = FmaStep<Code::f32>;
   static constexpr int kLineUnits = 4;
+  static constexpr bool kTwoSegments = true;
   static constexpr std::int64_t kLineBytes = 64;
   __m512 values;
   explicit FmaStep(SegmentLayout::Offset offset)

@@ -19,6 +19,7 @@ struct DotArithmetic : SumsInOrder {
   using Sum = __m512;
   static constexpr int kUnits = 2;
   static constexpr int kLineUnits = 1;
+  static constexpr bool kTwoSegments = false;
   static constexpr std::int64_t kLineBytes = 64;
   FUSEDMOE_INLINE static Vector broadcast(const std::uint32_t* a) {
     return (__m512bh)_mm512_set1_epi32(static_cast<int>(*a));
@@ -109,6 +110,7 @@ template <Code kCode>
 struct NibbleStep : DotArithmetic {
   using Wide = DotStep;
   static constexpr int kLineUnits = 2;
+  static constexpr bool kTwoSegments = true;
   static constexpr std::int64_t kAhead = kCodesAhead;
   __m512i values;  // twice: the shuffle looks at five bits
   explicit NibbleStep(SegmentLayout::Offset offset) {

@@ -18,6 +18,7 @@ struct IntegerArithmetic : SumsInOrder {
   using Sum = __m512i;
   static constexpr int kUnits = 4;
   static constexpr int kLineUnits = 1;
+  static constexpr bool kTwoSegments = false;
   static constexpr std::int64_t kAhead = 8192;
   int added;  // to every weight
 
@@ -67,6 +68,7 @@ struct WideNibbleStep : IntegerArithmetic {
 
 struct NibbleStep : IntegerArithmetic {
   using Wide = WideNibbleStep;
+  static constexpr bool kTwoSegments = true;
   static constexpr std::int64_t kLineBytes = 64;
   explicit NibbleStep(SegmentLayout::Offset offset) : IntegerArithmetic(centre_of(offset)) {}
   FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
