@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "formats/float_bits.h"
+#include "formats/format.h"
 #include "formats/k_blocks.h"
 #include "formats/q6_k.h"
 #include "formats/scales.h"
@@ -46,6 +47,12 @@ float load_bias(const BiasTensor& bias, std::int64_t expert, std::int64_t n) {
   return bias.dtype == DType::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
+// One that is not padding: what all have in common.
+const PanelOutput& some_output(const PanelOutputs& outputs) {
+  return *std::find_if(outputs.begin(), outputs.end(),
+                       [](const PanelOutput& output) { return output.tensor != nullptr; });
+}
+
 // Records whose parts lie in arrays of their own, along K: each part becomes columns of 32.
 class RecordWriter {
  public:
@@ -58,7 +65,7 @@ class RecordWriter {
       for (std::int64_t i = 0; i < count; ++i) write_halves(k0 + i * layout_.k, records + i * 8);
       return;
     }
-    const ScaleType type = some_output().tensor->scales.type;
+    const ScaleType type = some_output(outputs_).tensor->scales.type;
     const bool widen = layout_.scale == SegmentLayout::Scale::f32 && type != ScaleType::f32;
     const std::int64_t bytes = widen ? 4 : bytes_per_scale(type);
     const auto scales = [](const WeightScales& from) { return from.data; };
@@ -78,11 +85,6 @@ class RecordWriter {
 
  private:
   static constexpr std::int64_t kAtOnce = 16;
-
-  const PanelOutput& some_output() const {
-    return *std::find_if(outputs_.begin(), outputs_.end(),
-                         [](const PanelOutput& output) { return output.tensor != nullptr; });
-  }
 
   void write_halves(std::int64_t k, std::byte* record) const {
     for (std::size_t half = 0; half < 2; ++half) {
@@ -104,7 +106,7 @@ class RecordWriter {
   template <class ArrayOf>
   void columns(std::int64_t k, std::int64_t n, std::int64_t bytes, bool widen, const ArrayOf& array,
                std::byte* to) const {
-    const WeightTensor& some = *some_output().tensor;
+    const WeightTensor& some = *some_output(outputs_).tensor;
     if (!widen && !some.scales.transposed && inputs_per_scale(some) == layout_.k) {
       std::array<const std::byte*, kPanelOutputs> rows{};
       for (std::size_t i = 0; i < kPanelOutputs; ++i) {
@@ -165,13 +167,19 @@ void write_block_records(const PanelOutputs& outputs, const PanelFormat& format,
   const std::int64_t record_bytes = layout.record_bytes();
   const std::int64_t per_block = formats::kBlockK / layout.k;
   const bool minima = layout.has_offsets();
+  std::array<const std::uint8_t*, kPanelOutputs> blocks{};
+  for (std::size_t i = 0; i < kPanelOutputs; ++i) {
+    const PanelOutput& o = outputs[i];
+    if (o.tensor != nullptr) blocks[i] = formats::k_block(*o.tensor, o.expert, o.n, k0);
+  }
+  const std::int64_t block_bytes = format_info(some_output(outputs).tensor->format).block_bytes;
   for (std::int64_t at = k0; at < k0 + k; at += formats::kBlockK) {
     std::memset(records, 0, static_cast<std::size_t>(per_block * record_bytes));
     std::memset(supers, 0, static_cast<std::size_t>(layout.super_bytes()));
     for (std::size_t i = 0; i < kPanelOutputs; ++i) {
-      const PanelOutput& o = outputs[i];
-      if (o.tensor == nullptr) continue;
-      const std::uint8_t* block = formats::k_block(*o.tensor, o.expert, o.n, at);
+      const std::uint8_t* block = blocks[i];
+      if (block == nullptr) continue;
+      blocks[i] += block_bytes;
       std::memcpy(supers + 2 * i, minima ? block : block + 208, 2);
       if (minima) std::memcpy(supers + 2 * (kPanelOutputs + i), block + 2, 2);
       std::byte* record = records + i;
