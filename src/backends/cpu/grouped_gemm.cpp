@@ -203,17 +203,17 @@ Blocks blocks_of(const CallState& state, const GemmInputs& inputs, std::int32_t 
 }
 
 // Of one pass of a block over a panel, in rows: below rows_per_pass the panel's bytes decide.
-std::int64_t cost_of(const GemmInputs& inputs, std::int64_t rows) {
-  return std::max<std::int64_t>(inputs.padded_rows(rows), inputs.rows_per_pass);
+std::int64_t cost_of(const Matrix& matrix, std::int64_t rows) {
+  return std::max<std::int64_t>(matrix.rows().padded_rows(rows), matrix.format().rows_per_pass);
 }
 
 // Of one pass over one panel, summed over all blocks of rows.
-std::int64_t total_cost(const GemmInputs& inputs, const CallState& state) {
+std::int64_t total_cost(const Matrix& matrix, const CallState& state) {
   std::int64_t total = 0;
   for (const std::int32_t expert : state.active_experts) {
-    const Blocks blocks = blocks_of(state, inputs, expert);
+    const Blocks blocks = blocks_of(state, matrix.rows(), expert);
     for (std::int64_t b = 0; b < blocks.num_blocks(); ++b) {
-      total += cost_of(inputs, blocks.start(b + 1) - blocks.start(b));
+      total += cost_of(matrix, blocks.start(b + 1) - blocks.start(b));
     }
   }
   return total;
@@ -294,8 +294,8 @@ std::int64_t thread_scratch_bytes(const Layer& layer) {
 
 int useful_threads(const Layer& layer, const CallState& state, int limit) {
   // Bytes of weights that are read, once per block of rows; at least one panel each.
-  const GemmInputs& inputs = *layer.kernels.inputs13;
-  const std::int64_t passes = total_cost(inputs, state) / inputs.rows_per_pass;
+  const Matrix w13{layer, true, layer.spec->config.hidden_size};
+  const std::int64_t passes = total_cost(w13, state) / w13.format().rows_per_pass;
   const std::int64_t bytes = passes * layer.layout.w13.count * layer.layout.w13.bytes;
   const std::int64_t threads = std::clamp<std::int64_t>(bytes / kMinThreadBytes, 1, limit);
   return static_cast<int>(threads);
@@ -312,7 +312,7 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
   const bool integers = inputs.dtype == DType::i8;
   const Place place(layer, thread, threads);
   const auto panels = place.panels(layer, layer.layout.w13);
-  const std::int64_t total = total_cost(inputs, state) * panels.size();
+  const std::int64_t total = total_cost(w13, state) * panels.size();
   const std::int64_t low = total * place.thread / place.threads;
   const std::int64_t high = total * (place.thread + 1) / place.threads;
   std::int64_t base = 0;
@@ -323,7 +323,7 @@ void gemm1(const Layer& layer, const CallState& state, int thread, int threads) 
       const std::int64_t row = blocks.start(b);
       const auto rows = static_cast<int>(blocks.start(b + 1) - row);
       // A panel belongs to the thread in whose share its first unit of cost lies.
-      const std::int64_t cost = cost_of(inputs, rows);
+      const std::int64_t cost = cost_of(w13, rows);
       const auto first_panel = [&](std::int64_t at) {
         return panels.begin +
                std::clamp<std::int64_t>((at - base + cost - 1) / cost, 0, panels.size());

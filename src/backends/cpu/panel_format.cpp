@@ -98,7 +98,10 @@ std::int64_t PanelFormat::period() const {
 PanelFormat panel_format(const WeightTensor& tensor, const GemmKernel& kernel) {
   PanelFormat format;
   format.code = code_of(tensor.format);
-  format.layout = inputs_of(kernel).panel;
+  const GemmInputs& inputs = inputs_of(kernel);
+  format.layout = inputs.panel;
+  const int usual_bits = inputs.dtype == DType::i8 ? 8 : 16;
+  format.rows_per_pass = std::max(1, inputs.rows_per_pass * bits_of(format.code) / usual_bits);
   format.segments = segments(tensor, kernel.dtype == DType::i8);
   // What is not in the records: scales per output, and the global scale.
   const bool in_records = format.segments.scale != SegmentLayout::Scale::one ||

@@ -15,6 +15,8 @@ struct PanelFormat {
   PanelLayout layout;
   SegmentLayout segments;
   bool column_scales = false;  // a scale per output, for the epilogue
+  // Rows whose multiplication takes as long as reading the panel.
+  std::int64_t rows_per_pass = 1;
 
   // Of a piece of k inputs that starts a panel: its parts, one behind the other, each from a
   // multiple of 64 bytes on. Records come first: a stream that is prefetched in order brings them

@@ -71,7 +71,8 @@ const ByteTables kE5m2 = byte_tables([](std::uint8_t code) { return e5m2_to_f32(
 const ByteTables kS8 = byte_tables(
     [](std::uint8_t code) { return static_cast<float>(static_cast<std::int8_t>(code)); });
 
-// fp8 was measured to gain from ... ahead; see bench.
+// 1 token of qwen3-30b-a3b with codes prefetched 1, 4, 8, 16 and 32 KiB ahead, Zen 5: mxfp4 533,
+// 362, 306, 313, 338 us; fp8 in blocks 616, 525, 491, 499, 738 us.
 constexpr std::int64_t kCodesAhead = 8192;
 
 FUSEDMOE_INLINE __m512i lookup(const std::uint8_t* table, __m512i codes) {  // seven bits of each

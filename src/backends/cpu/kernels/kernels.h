@@ -130,7 +130,8 @@ struct GemmInputs {
   PanelLayout panel;  // what the weights have to look like
   int row_multiple;   // accumulators and loaded rows have room for a multiple of this many rows
   int max_rows;       // that pass over a panel together
-  // Rows whose multiplication takes as long as reading the panel; with fewer, its bytes decide.
+  // Rows whose multiplication takes as long as reading a panel of 16 bits per weight (8 for i8);
+  // with fewer, its bytes decide.
   int rows_per_pass;
   std::int64_t bytes_at_once;  // of loaded rows: what leaves room in L2 for a panel
   void (*load_rows)(const LoadRows&);
