@@ -130,19 +130,13 @@ constexpr int kRows = 3;
 
 }  // namespace
 
-void gemm_avx2_fma_f32(const GemmTile& tile) { gemm<F32x8, Code::f32, kRows>(tile); }
-void gemm_avx2_fma_f16(const GemmTile& tile) { gemm<F32x8, Code::f16, kRows>(tile); }
-void gemm_avx2_fma_bf16(const GemmTile& tile) { gemm<F32x8, Code::bf16, kRows>(tile); }
-void gemm_avx2_fma_fp8_e4m3(const GemmTile& tile) { gemm<F32x8, Code::e4m3, kRows>(tile); }
-void gemm_avx2_fma_fp8_e5m2(const GemmTile& tile) { gemm<F32x8, Code::e5m2, kRows>(tile); }
-void gemm_avx2_fma_mxfp8(const GemmTile& tile) { gemm<F32x8, Code::e4m3, kRows>(tile); }
-void gemm_avx2_fma_mxfp4(const GemmTile& tile) { gemm<F32x8, Code::e2m1, kRows>(tile); }
-void gemm_avx2_fma_nvfp4(const GemmTile& tile) { gemm<F32x8, Code::e2m1, kRows>(tile); }
-void gemm_avx2_fma_int8(const GemmTile& tile) { gemm<F32x8, Code::s8, kRows>(tile); }
-void gemm_avx2_fma_int4(const GemmTile& tile) { gemm<F32x8, Code::u4, kRows>(tile); }
-void gemm_avx2_fma_q4_k(const GemmTile& tile) { gemm<F32x8, Code::u4, kRows>(tile); }
-void gemm_avx2_fma_q5_k(const GemmTile& tile) { gemm<F32x8, Code::s8, kRows>(tile); }
-void gemm_avx2_fma_q6_k(const GemmTile& tile) { gemm<F32x8, Code::s8, kRows>(tile); }
+#define FUSEDMOE_ONLY FUSEDMOE_AVX2_FMA
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe)            \
+  void gemm_##isa##_##format(const GemmTile& tile) {         \
+    gemm<F32x8, code_of(WeightFormat::format), kRows>(tile); \
+  }
+#include "backends/cpu/kernels/kernels.inc"
+
 void load_rows_avx2_fma_f32(const LoadRows& rows) { load_rows<F32x8>(rows); }
 void activate_avx2_fma(const ActivateTile& tile) { activate<F32x8>(tile); }
 void combine_avx2_fma(const CombineTile& tile) { combine<F32x8>(tile); }

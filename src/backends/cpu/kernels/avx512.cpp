@@ -207,19 +207,13 @@ struct WidenedRows {
 
 }  // namespace
 
-void gemm_avx512_f32(const GemmTile& tile) { gemm_chain<FmaStep<Code::f32>>(tile); }
-void gemm_avx512_f16(const GemmTile& tile) { gemm_chain<FmaStep<Code::f16>>(tile); }
-void gemm_avx512_bf16(const GemmTile& tile) { gemm_chain<FmaStep<Code::bf16>>(tile); }
-void gemm_avx512_fp8_e4m3(const GemmTile& tile) { gemm_segments<FmaStep<Code::e4m3>>(tile); }
-void gemm_avx512_fp8_e5m2(const GemmTile& tile) { gemm_segments<FmaStep<Code::e5m2>>(tile); }
-void gemm_avx512_mxfp8(const GemmTile& tile) { gemm_segments<FmaStep<Code::e4m3>>(tile); }
-void gemm_avx512_mxfp4(const GemmTile& tile) { gemm_segments<FmaStep<Code::e2m1>>(tile); }
-void gemm_avx512_nvfp4(const GemmTile& tile) { gemm_segments<FmaStep<Code::e2m1>>(tile); }
-void gemm_avx512_int8(const GemmTile& tile) { gemm_segments<FmaStep<Code::s8>>(tile); }
-void gemm_avx512_int4(const GemmTile& tile) { gemm_segments<FmaStep<Code::u4>>(tile); }
-void gemm_avx512_q4_k(const GemmTile& tile) { gemm_segments<FmaStep<Code::u4>>(tile); }
-void gemm_avx512_q5_k(const GemmTile& tile) { gemm_segments<FmaStep<Code::s8>>(tile); }
-void gemm_avx512_q6_k(const GemmTile& tile) { gemm_segments<FmaStep<Code::s8>>(tile); }
+#define FUSEDMOE_ONLY FUSEDMOE_AVX512
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe)             \
+  void gemm_##isa##_##format(const GemmTile& tile) {          \
+    gemm_panel<FmaStep<code_of(WeightFormat::format)>>(tile); \
+  }
+#include "backends/cpu/kernels/kernels.inc"
+
 void load_rows_avx512_f32(const LoadRows& rows) { load_blocks(rows, WidenedRows{rows}); }
 void activate_avx512(const ActivateTile& tile) { activate<F32x16>(tile); }
 void combine_avx512(const CombineTile& tile) { combine<F32x16>(tile); }

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "backends/cpu/kernels/blocked_kernels.h"
 #include "backends/cpu/kernels/codes.h"
@@ -128,6 +129,11 @@ struct NibbleStep : DotArithmetic {
   }
 };
 
+template <Code kCode>
+using StepOf =
+    std::conditional_t<bits_of(kCode) == 16, DotStep,
+                       std::conditional_t<bits_of(kCode) == 8, ByteStep<kCode>, NibbleStep<kCode>>>;
+
 // Rows of bf16 in pairs; behind an odd k a zero, whatever lies there.
 struct PairedRows {
   static constexpr int kUnits = 2;
@@ -144,17 +150,13 @@ struct PairedRows {
 
 }  // namespace
 
-void gemm_avx512_bf16_bf16(const GemmTile& tile) { gemm_chain<DotStep>(tile); }
-void gemm_avx512_bf16_fp8_e4m3(const GemmTile& tile) { gemm_segments<ByteStep<Code::e4m3>>(tile); }
-void gemm_avx512_bf16_fp8_e5m2(const GemmTile& tile) { gemm_segments<ByteStep<Code::e5m2>>(tile); }
-void gemm_avx512_bf16_mxfp8(const GemmTile& tile) { gemm_segments<ByteStep<Code::e4m3>>(tile); }
-void gemm_avx512_bf16_mxfp4(const GemmTile& tile) { gemm_segments<NibbleStep<Code::e2m1>>(tile); }
-void gemm_avx512_bf16_nvfp4(const GemmTile& tile) { gemm_segments<NibbleStep<Code::e2m1>>(tile); }
-void gemm_avx512_bf16_int8(const GemmTile& tile) { gemm_segments<ByteStep<Code::s8>>(tile); }
-void gemm_avx512_bf16_int4(const GemmTile& tile) { gemm_segments<NibbleStep<Code::u4>>(tile); }
-void gemm_avx512_bf16_q4_k(const GemmTile& tile) { gemm_segments<NibbleStep<Code::u4>>(tile); }
-void gemm_avx512_bf16_q5_k(const GemmTile& tile) { gemm_segments<ByteStep<Code::s8>>(tile); }
-void gemm_avx512_bf16_q6_k(const GemmTile& tile) { gemm_segments<ByteStep<Code::s8>>(tile); }
+#define FUSEDMOE_ONLY FUSEDMOE_AVX512_BF16
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe)            \
+  void gemm_##isa##_##format(const GemmTile& tile) {         \
+    gemm_panel<StepOf<code_of(WeightFormat::format)>>(tile); \
+  }
+#include "backends/cpu/kernels/kernels.inc"
+
 void load_rows_avx512_bf16_bf16(const LoadRows& rows) { load_blocks(rows, PairedRows{rows}); }
 
 }  // namespace fusedmoe::cpu

@@ -448,18 +448,13 @@ FUSEDMOE_INLINE void gemm_blocks(const GemmTile& tile) {
   }
 }
 
-// Weights without segments: floats, fp8 and int8 with scales per output.
+// Weights with or without segments; floats, which need no widening, have none.
 template <class Step>
-FUSEDMOE_INLINE void gemm_chain(const GemmTile& tile) {
-  gemm_blocks<Step, false>(tile);
-}
-template <class Step>
-FUSEDMOE_INLINE void gemm_segments(const GemmTile& tile) {
-  if (tile.segments.layout.k > 0) {
-    gemm_blocks<Step, true>(tile);
-  } else {
-    gemm_blocks<Step, false>(tile);
+FUSEDMOE_INLINE void gemm_panel(const GemmTile& tile) {
+  if constexpr (!std::is_same_v<Step, typename Step::Wide>) {
+    if (tile.segments.layout.k > 0) return gemm_blocks<Step, true>(tile);
   }
+  gemm_blocks<Step, false>(tile);
 }
 
 // The 16 x 16 transpose of 32-bit elements: 64 shuffles.

@@ -136,19 +136,13 @@ void gemm_a8_scalar_int4(const GemmTile& tile) {
   });
 }
 void load_rows_scalar_i8(const LoadRows& rows) { load_byte_rows(rows); }
-void gemm_scalar_f32(const GemmTile& tile) { gemm<F32x1, Code::f32, 1>(tile); }
-void gemm_scalar_f16(const GemmTile& tile) { gemm<F32x1, Code::f16, 1>(tile); }
-void gemm_scalar_bf16(const GemmTile& tile) { gemm<F32x1, Code::bf16, 1>(tile); }
-void gemm_scalar_fp8_e4m3(const GemmTile& tile) { gemm<F32x1, Code::e4m3, 1>(tile); }
-void gemm_scalar_fp8_e5m2(const GemmTile& tile) { gemm<F32x1, Code::e5m2, 1>(tile); }
-void gemm_scalar_mxfp8(const GemmTile& tile) { gemm<F32x1, Code::e4m3, 1>(tile); }
-void gemm_scalar_mxfp4(const GemmTile& tile) { gemm<F32x1, Code::e2m1, 1>(tile); }
-void gemm_scalar_nvfp4(const GemmTile& tile) { gemm<F32x1, Code::e2m1, 1>(tile); }
-void gemm_scalar_int8(const GemmTile& tile) { gemm<F32x1, Code::s8, 1>(tile); }
-void gemm_scalar_int4(const GemmTile& tile) { gemm<F32x1, Code::u4, 1>(tile); }
-void gemm_scalar_q4_k(const GemmTile& tile) { gemm<F32x1, Code::u4, 1>(tile); }
-void gemm_scalar_q5_k(const GemmTile& tile) { gemm<F32x1, Code::s8, 1>(tile); }
-void gemm_scalar_q6_k(const GemmTile& tile) { gemm<F32x1, Code::s8, 1>(tile); }
+#define FUSEDMOE_ONLY FUSEDMOE_SCALAR
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe)        \
+  void gemm_##isa##_##format(const GemmTile& tile) {     \
+    gemm<F32x1, code_of(WeightFormat::format), 1>(tile); \
+  }
+#include "backends/cpu/kernels/kernels.inc"
+
 void load_rows_scalar_f32(const LoadRows& rows) { load_rows<F32x1>(rows); }
 void activate_scalar(const ActivateTile& tile) { activate<F32x1>(tile); }
 void combine_scalar(const CombineTile& tile) { combine<F32x1>(tile); }
