@@ -118,15 +118,21 @@ struct ThreadScratch {
     accumulators =
         reinterpret_cast<float*>(part(kPanelGroup * sums_of_panel * std::int64_t{sizeof(float)}));
     epilogue = reinterpret_cast<float*>(part(2 * kPanelOutputs * sizeof(float)));
-    // Segments have at least 16 inputs, and their sums four bytes.
-    row_sums = part(std::max(a.bytes_at_once / bytes_per_element(a.dtype),
-                             b.bytes_at_once / bytes_per_element(b.dtype)) /
-                    4);
+    row_sums = part(std::max(sums_bytes(a, layer.layout.w13), sums_bytes(b, layer.layout.w2)));
     row_scales = reinterpret_cast<float*>(part(kMostRows * sizeof(float)));
     panel = part(layer.packed == nullptr
                      ? std::max(borrowed_bytes(layer.layout.w13), borrowed_bytes(layer.layout.w2))
                      : 0);
     bytes = offset;
+  }
+
+ private:
+  // Four bytes for each segment of each loaded row, of which the last may be short.
+  static std::int64_t sums_bytes(const GemmInputs& inputs, const PackedLayout::Panels& panels) {
+    const SegmentLayout& segments = panels.format.segments;
+    if (inputs.dtype != DType::i8 && !segments.has_offsets()) return 0;
+    const std::int64_t elements = inputs.bytes_at_once / bytes_per_element(inputs.dtype);
+    return 4 * (elements / segments.k + inputs.max_rows);
   }
 };
 

@@ -379,7 +379,9 @@ FUSEDMOE_INLINE void widened_blocks(const GemmTile& tile, const Step& step, std:
   alignas(64) char buffer[kWideK / Step::kUnits * 128];
   const Wide wide(tile.segments.layout.offset);
   const std::int64_t segment_k = kSegments ? tile.segments.layout.k : 4;
-  const std::int64_t step_units = kWideK / segment_k * segment_k / Step::kUnits;
+  std::int64_t segments = kWideK / segment_k;
+  if constexpr (kSegments) segments = std::min(segments, SegmentScales::kMost);
+  const std::int64_t step_units = segments * segment_k / Step::kUnits;
   SegmentScales scales;
   for (std::int64_t begin = 0; begin < units; begin += step_units) {
     const std::int64_t count = std::min(step_units, units - begin);
