@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench_run.h"
+#include "format_spec.h"
 #include "model_shapes.h"
 #include "verbs.h"
 
@@ -47,10 +48,17 @@ void add_bench(CLI::App& app, Verb& verb) {
                    "to read 10 x the last-level cache, within 60 % of the available memory")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20));
-  bench->add_option("--format", options->format, "Format of the weights")
-      ->type_name("NAME")
+  bench
+      ->add_option("--format", options->format,
+                   "Format of the weights and where their scales lie, as below")
+      ->type_name("FORMAT[:SCALES][:TYPE][:zp]")
       ->capture_default_str();
   bench->add_option("--dtype", options->dtype, "Of hidden and output: bf16, f16 or f32")
+      ->type_name("NAME")
+      ->capture_default_str();
+  bench
+      ->add_option("--mode", options->mode,
+                   "a16: activations as they come; a8: rounded to int8, for int8 and int4 weights")
       ->type_name("NAME")
       ->capture_default_str();
   bench
@@ -83,12 +91,15 @@ void add_bench(CLI::App& app, Verb& verb) {
   add_device_options(*bench, options->device);
   add_report_options(*bench, options->report);
   bench->footer(
+      std::string(kFormatHelp) +
+      "\n"
       "time_us, floor_us and bytes_moved are per apply, that is per layer. floor_us = max(bytes /\n"
       "bandwidth_gbs, operations / peak_gflops), both measured around the row; peak_gflops is "
       "that\n"
       "of peak_instruction, which the plan's kernels use, best_peak_gflops that of the machine's\n"
       "best instruction for the format. launches_per_call counts, on a CPU, the regions in which\n"
-      "threads fork and join.\n"
+      "threads fork and join. Bytes of weights are those of a checkpoint: codes, scales, zero\n"
+      "points of 4 bits, biases in f32.\n"
       "Example: fusedmoe bench --model qwen3.6-35b-a3b --layers 4 --tokens 1,8,64 "
       "--workspace-modes");
   bench->callback([options, compare, &verb] {

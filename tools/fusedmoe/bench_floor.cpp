@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "formats/format.h"
-
 namespace fusedmoe::tool {
 namespace {
 
@@ -19,9 +17,10 @@ std::int64_t weights_per_expert(const ModelShape& shape) {
 
 }  // namespace
 
-std::int64_t expert_bytes(const ModelShape& shape, WeightFormat format) {
+std::int64_t expert_bytes(const ModelShape& shape, const FormatSpec& format) {
   const MoeConfig& config = shape.config;
-  std::int64_t bytes = format_info(format).bytes(weights_per_expert(shape));
+  std::int64_t bytes = stored_bytes(format, w13_of(format, config, 1)) +
+                       stored_bytes(format, w2_of(format, config, 1));
   if (shape.bias) {
     bytes += static_cast<std::int64_t>(sizeof(float)) *
              (projections(shape) * config.intermediate_size + config.hidden_size);
@@ -29,11 +28,11 @@ std::int64_t expert_bytes(const ModelShape& shape, WeightFormat format) {
   return bytes;
 }
 
-std::int64_t layer_bytes(const ModelShape& shape, WeightFormat format) {
+std::int64_t layer_bytes(const ModelShape& shape, const FormatSpec& format) {
   return shape.num_local_experts() * expert_bytes(shape, format);
 }
 
-Work count_work(const ModelShape& shape, WeightFormat format,
+Work count_work(const ModelShape& shape, const FormatSpec& format,
                 std::span<const std::int32_t> topk_ids, std::span<const std::int32_t> expert_map) {
   const MoeConfig& config = shape.config;
   std::vector<bool> active(expert_map.size());

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "fusedmoe/weights.h"
+#include "format_spec.h"
 #include "model_shapes.h"
 
 namespace fusedmoe::tool {
@@ -18,13 +18,14 @@ struct Work {
   double operations = 0;      // a multiply-add counts as two
 };
 
-// w13, w2 and their biases (kept in fp32) of one expert, packed, without padding.
-std::int64_t expert_bytes(const ModelShape& shape, WeightFormat format);
+// w13, w2 and their biases (kept in fp32) of one expert, without padding: codes, scales and zero
+// points as a checkpoint stores them.
+std::int64_t expert_bytes(const ModelShape& shape, const FormatSpec& format);
 // Weights of all local experts.
-std::int64_t layer_bytes(const ModelShape& shape, WeightFormat format);
+std::int64_t layer_bytes(const ModelShape& shape, const FormatSpec& format);
 
 // topk_ids: [num_tokens, top_k] global ids; expert_map: [num_experts] local id or -1.
-Work count_work(const ModelShape& shape, WeightFormat format,
+Work count_work(const ModelShape& shape, const FormatSpec& format,
                 std::span<const std::int32_t> topk_ids, std::span<const std::int32_t> expert_map);
 // Uniform random routing, in expectation.
 double expected_active_experts(const ModelShape& shape, std::int64_t num_tokens);

@@ -20,9 +20,7 @@ BenchInputs::BenchInputs(const BenchSetup& setup, std::int64_t num_tokens, std::
       dtype_(setup.shape.config.dtype) {
   const std::int64_t bytes = num_tokens * hidden_size_ * bytes_per_element(dtype_);
   hidden_.resize(static_cast<std::size_t>((bytes + 7) / 8));
-  fill_random(hidden_.data(),
-              static_cast<std::int64_t>(hidden_.size()) * 8 / bytes_per_element(dtype_), dtype_,
-              kSeed, setup.threads);
+  fill_random(hidden_, signed_floats(dtype_, -1), kSeed, setup.threads);
 
   const std::vector<std::int32_t> map =
       setup.options.expert_map.resolve(setup.shape.config.num_experts);

@@ -8,6 +8,7 @@
 
 #include "bench_floor.h"
 #include "bench_threads.h"
+#include "formats/format.h"
 #include "fusedmoe/error.h"
 #include "probes.h"
 #include "progress.h"
@@ -26,91 +27,42 @@ constexpr double kBuildSeconds = 20;
 // One alone could not tell one workspace per layer from a shared one.
 constexpr std::int64_t kFewestLayers = 2;
 
-DType dtype_of(WeightFormat format) {
-  return format == WeightFormat::f32   ? DType::f32
-         : format == WeightFormat::f16 ? DType::f16
-                                       : DType::bf16;
-}
-
-std::uint64_t mix(std::uint64_t x) {  // splitmix64
-  x += 0x9e3779b97f4a7c15U;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebU;
-  return x ^ x >> 31;
-}
-
-// Eight generators side by side (xorshift64), so that the compiler runs them in vectors. Sign,
-// lowest bit of the exponent and mantissa are random, the rest of the exponent is fixed.
-void fill_words(std::uint64_t* words, std::int64_t count, DType dtype, std::uint64_t seed) {
-  const std::uint64_t random_bits = dtype == DType::f32   ? 0x80ffffff80ffffffU
-                                    : dtype == DType::f16 ? 0x87ff87ff87ff87ffU
-                                                          : 0x80ff80ff80ff80ffU;
-  const std::uint64_t fixed_bits = dtype == DType::f32   ? 0x3c0000003c000000U
-                                   : dtype == DType::f16 ? 0x2000200020002000U
-                                                         : 0x3c003c003c003c00U;
-  constexpr int kLanes = 8;
-  std::uint64_t state[kLanes];
-  for (int i = 0; i < kLanes; ++i)
-    state[i] = mix(seed * kLanes + static_cast<std::uint64_t>(i)) | 1;
-  for (std::int64_t begin = 0; begin < count; begin += kLanes) {
-    std::uint64_t values[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      state[i] ^= state[i] << 13;
-      state[i] ^= state[i] >> 7;
-      state[i] ^= state[i] << 17;
-      values[i] = (state[i] & random_bits) | fixed_bits;
-    }
-    std::copy_n(values, std::min<std::int64_t>(kLanes, count - begin), words + begin);
-  }
+// Values of a bias; [of each expert].
+std::int64_t w13_outputs(const MoeConfig& config) {
+  return config.intermediate_size * (is_gated(config.activation.kind) ? 2 : 1);
 }
 
 }  // namespace
 
-void fill_random(void* data, std::int64_t count, DType dtype, std::uint64_t seed, int threads) {
-  const std::int64_t words = count * bytes_per_element(dtype) / 8;
-  // A thread's start is worth it from about 1 MiB on.
-  threads = static_cast<int>(std::clamp<std::int64_t>(words >> 17, 1, threads));
-  run_together(threads, [&](int thread) {
-    const std::int64_t begin = words * thread / threads;
-    fill_words(static_cast<std::uint64_t*>(data) + begin, words * (thread + 1) / threads - begin,
-               dtype, mix(seed) + static_cast<std::uint64_t>(thread));
-  });
+DType narrowest_operands(const BenchSetup& setup) {
+  if (setup.options.mode == ComputeMode::a8) return DType::i8;
+  const bool codes = format_info(setup.format.format).scales.types != 0 ||
+                     format_info(setup.format.format).block_elements > 1;
+  const bool exact = codes || setup.format.format == WeightFormat::bf16;
+  return exact && setup.shape.config.dtype == DType::bf16 ? DType::bf16 : DType::f32;
 }
 
 RandomExperts::RandomExperts(const BenchSetup& setup, std::int64_t experts)
-    : setup_(setup), experts_(experts) {
-  const MoeConfig& config = setup.shape.config;
-  const std::int64_t projections = is_gated(config.activation.kind) ? 2 : 1;
-  const auto words = [&](std::int64_t elements, std::int64_t bytes) {
-    return static_cast<std::size_t>((experts * elements * bytes + 7) / 8);
-  };
-  const std::int64_t element = bytes_per_element(dtype_of(setup.format));
-  w13_.resize(words(projections * config.intermediate_size * config.hidden_size, element));
-  w2_.resize(words(config.hidden_size * config.intermediate_size, element));
+    : setup_(setup),
+      experts_(experts),
+      w13_(setup.format, w13_of(setup.format, setup.shape.config, experts)),
+      w2_(setup.format, w2_of(setup.format, setup.shape.config, experts)) {
   if (!setup.shape.bias) return;
-  w13_bias_.resize(words(projections * config.intermediate_size, sizeof(float)));
-  w2_bias_.resize(words(config.hidden_size, sizeof(float)));
+  const auto words = [&](std::int64_t values) {
+    return static_cast<std::size_t>((experts * values + 1) / 2);
+  };
+  w13_bias_.resize(words(w13_outputs(setup.shape.config)));
+  w2_bias_.resize(words(setup.shape.config.hidden_size));
 }
 
 ExpertWeights RandomExperts::view(std::int64_t experts, bool with_data) {
-  const MoeConfig& config = setup_.shape.config;
-  const std::int64_t projections = is_gated(config.activation.kind) ? 2 : 1;
-  const auto tensor = [&](std::vector<std::uint64_t>& words, std::int64_t outputs,
-                          std::int64_t inputs) {
-    WeightTensor result;
-    result.data = with_data ? words.data() : nullptr;
-    result.format = setup_.format;
-    result.experts = experts;
-    result.outputs = outputs;
-    result.inputs = inputs;
-    return result;
-  };
   ExpertWeights weights;
-  weights.w13 = tensor(w13_, projections * config.intermediate_size, config.hidden_size);
-  weights.w2 = tensor(w2_, config.hidden_size, config.intermediate_size);
+  weights.w13 = with_data ? w13_.view() : w13_.view_without_data(experts);
+  weights.w2 = with_data ? w2_.view() : w2_.view_without_data(experts);
   if (setup_.shape.bias) {
+    const MoeConfig& config = setup_.shape.config;
     weights.w13_bias = {with_data ? w13_bias_.data() : nullptr, DType::f32, experts,
-                        projections * config.intermediate_size};
+                        w13_outputs(config)};
     weights.w2_bias = {with_data ? w2_bias_.data() : nullptr, DType::f32, experts,
                        config.hidden_size};
   }
@@ -119,16 +71,11 @@ ExpertWeights RandomExperts::view(std::int64_t experts, bool with_data) {
 
 void RandomExperts::fill(std::uint64_t seed) {
   const auto start = std::chrono::steady_clock::now();
-  const DType dtype = dtype_of(setup_.format);
-  std::uint64_t part = 4 * seed;
-  const auto one = [&](std::vector<std::uint64_t>& words, DType type) {
-    const auto count = static_cast<std::int64_t>(words.size()) * 8 / bytes_per_element(type);
-    fill_random(words.data(), count, type, part++, setup_.threads);
-  };
-  one(w13_, dtype);
-  one(w2_, dtype);
-  one(w13_bias_, DType::f32);
-  one(w2_bias_, DType::f32);
+  const BitPattern bias = signed_floats(DType::f32, -7);
+  w13_.fill(4 * seed, setup_.threads);
+  w2_.fill(4 * seed + 1, setup_.threads);
+  fill_random(w13_bias_, bias, 16 * seed + 8, setup_.threads);
+  fill_random(w2_bias_, bias, 16 * seed + 12, setup_.threads);
   fill_seconds_ += seconds_since(start);
 }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "bench_random.h"
+#include "format_spec.h"
 #include "fusedmoe/fused_moe.h"
 #include "model_shapes.h"
 
@@ -17,18 +19,18 @@ inline constexpr double kDefaultSeconds = 1.5;
 
 struct BenchSetup {
   ModelShape shape;  // its config with the dtype that was asked for
-  WeightFormat format = WeightFormat::bf16;
+  FormatSpec format;
   PlanOptions options;               // with the shape's expert map
   double seconds = kDefaultSeconds;  // to time each row
   int threads = 1;  // for probes and random numbers; plans have options.max_threads
 };
 
-// Random floats of the given format, f32, f16 or bf16: signed, of magnitudes 2^-7 to 2^-5, which
-// keeps the outputs of layers of any size near 1. About 8 GB/s per thread.
-void fill_random(void* data, std::int64_t count, DType dtype, std::uint64_t seed, int threads);
+// The narrowest operands that multiply the weights exactly, in the mode that was asked for: what
+// the machine's best peak is measured with.
+DType narrowest_operands(const BenchSetup& setup);
 
-// Weights of one layer, made up one expert at a time or held as whole stacks. The format is one of
-// f32, f16, bf16. Views point into this object.
+// Weights of one layer, made up one expert at a time or held as whole stacks. Views point into this
+// object.
 class RandomExperts {
  public:
   // experts: how many it holds memory for: 1 for as_source, num_local_experts for stacks.
@@ -45,7 +47,8 @@ class RandomExperts {
 
   const BenchSetup& setup_;
   std::int64_t experts_;
-  std::vector<std::uint64_t> w13_, w2_, w13_bias_, w2_bias_;
+  RandomStack w13_, w2_;
+  std::vector<std::uint64_t> w13_bias_, w2_bias_;  // f32
   double fill_seconds_ = 0;
 };
 

@@ -21,7 +21,7 @@ nlohmann::json describe_shape(const BenchSetup& setup) {
           {"intermediate_size", config.intermediate_size},
           {"num_experts", setup.shape.num_local_experts()},
           {"top_k", config.top_k},
-          {"format", fusedmoe::to_string(setup.format)},
+          {"format", to_string(setup.format)},
           {"dtype", dtype_name(config.dtype)},
           {"activation", fusedmoe::to_string(config.activation.kind)},
           {"interleaved", config.gate_up_layout == GateUpLayout::interleaved},
@@ -93,7 +93,7 @@ void Peers::load(const BenchSetup& setup, std::int64_t num_layers) {
       offsets.push_back(layout.add(stack));
       tensors[name] = span(offsets.back(), stack);
     };
-    const std::int64_t element = format_info(setup.format).block_bytes;
+    const std::int64_t element = format_info(setup.format.format).block_bytes;
     add("w13", weights.w13.outputs * weights.w13.inputs, element);
     add("w2", weights.w2.outputs * weights.w2.inputs, element);
     if (setup.shape.bias) {

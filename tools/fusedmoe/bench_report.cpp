@@ -79,7 +79,7 @@ nlohmann::ordered_json describe_setup(const BenchSetup& setup) {
   row["intermediate_size"] = config.intermediate_size;
   row["num_experts"] = config.num_experts;
   row["top_k"] = config.top_k;
-  row["format"] = fusedmoe::to_string(setup.format);
+  row["format"] = to_string(setup.format);
   row["dtype"] = short_name(config.dtype);
   row["mode"] = setup.options.mode == ComputeMode::a16 ? "a16" : "a8";
   row["device"] = fusedmoe::to_string(setup.options.device);
@@ -136,9 +136,10 @@ void print_header(const BenchSetup& setup, const BenchLayers& layers) {
              config.hidden_size, config.intermediate_size, experts, config.top_k,
              setup.shape.bias ? ", biases" : "");
   const std::string isa = chosen_isa(setup.options);
-  fmt::print("weights {}, hidden {}, on {}{}, {} thread{}\n", fusedmoe::to_string(setup.format),
-             short_name(config.dtype), fusedmoe::to_string(setup.options.device),
-             isa.empty() ? "" : " with " + isa, setup.threads, setup.threads == 1 ? "" : "s");
+  fmt::print("weights {}, hidden {}{}, on {}{}, {} thread{}\n", to_string(setup.format),
+             short_name(config.dtype), setup.options.mode == ComputeMode::a8 ? " in mode a8" : "",
+             fusedmoe::to_string(setup.options.device), isa.empty() ? "" : " with " + isa,
+             setup.threads, setup.threads == 1 ? "" : "s");
   fmt::print("a step applies {} layer{} with weights of {}, {} each ({})\n\n", count,
              count == 1 ? "" : "s", count == 1 ? "its own" : "their own",
              bytes_text(layers.plans[0].weight_bytes()), layers.why);

@@ -13,23 +13,13 @@
 #include "bench_step.h"
 #include "bench_warnings.h"
 #include "cpu_facts.h"
-#include "formats/format.h"
+#include "format_spec.h"
 #include "fusedmoe/error.h"
 #include "progress.h"
 #include "report.h"
 
 namespace fusedmoe::tool {
 namespace {
-
-WeightFormat parse_format(const std::string& name) {
-  std::string known;
-  for (const FormatInfo& info : all_formats()) {
-    if (name == info.name) return info.format;
-    known += (known.empty() ? "" : ", ") + std::string(info.name);
-  }
-  throw Error(ErrorCode::invalid_argument,
-              "--format: expected one of " + known + ", got '" + name + "'; name one of these");
-}
 
 DType parse_dtype(const std::string& name) {
   if (name == "bf16") return DType::bf16;
@@ -39,6 +29,13 @@ DType parse_dtype(const std::string& name) {
               "--dtype: expected one of bf16, f16, f32, got '" + name + "'; name one of these");
 }
 
+ComputeMode parse_mode(const std::string& name) {
+  if (name == "a16") return ComputeMode::a16;
+  if (name == "a8") return ComputeMode::a8;
+  throw Error(ErrorCode::invalid_argument,
+              "--mode: expected a16 or a8, got '" + name + "'; name one of these");
+}
+
 BenchSetup make_setup(const BenchOptions& options, const ModelShape& shape) {
   BenchSetup setup;
   setup.shape = shape;
@@ -46,14 +43,9 @@ BenchSetup make_setup(const BenchOptions& options, const ModelShape& shape) {
   setup.format = parse_format(options.format);
   setup.seconds = options.seconds;
   setup.options = plan_options(options.device);
+  setup.options.mode = parse_mode(options.mode);
   setup.options.expert_map = setup.shape.expert_map();
   setup.threads = options.device.threads > 0 ? options.device.threads : std::max(cpu_threads(), 1);
-  const FormatInfo& info = format_info(setup.format);
-  if (info.scales.types != 0) {
-    throw Error(ErrorCode::unsupported, std::string("--format: expected one that this build has, "
-                                                    "got ") +
-                                            info.name + "; take bf16, f16 or f32");
-  }
   RandomExperts experts(setup, 1);
   const Support support =
       FusedMoe::supports(setup.shape.config, experts.as_source(0), setup.options);

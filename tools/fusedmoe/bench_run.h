@@ -22,6 +22,7 @@ struct BenchOptions {
   std::optional<int> layers;
   std::string format = "bf16";
   std::string dtype = "bf16";
+  std::string mode = "a16";
   double seconds = kDefaultSeconds;
   bool workspace_modes = false;
   bool load = false;

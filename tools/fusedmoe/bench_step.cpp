@@ -9,8 +9,8 @@
 #include "bench_allocations.h"
 #include "bench_inputs.h"
 #include "bench_threads.h"
+#include "cpu_facts.h"
 #include "cpu_use.h"
-#include "device_option.h"
 
 namespace fusedmoe::tool {
 namespace {
@@ -171,7 +171,9 @@ StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layer
   result.num_tokens = num_tokens;
   result.scratch_bytes = layers[0].workspace_size(num_tokens).bytes;
   Steps steps(setup, layers, num_tokens);
-  const std::string isa = chosen_isa(setup.options);
+  const CpuKernel kernel = cpu_kernel(setup.options.isa, setup.format.format,
+                                      setup.shape.config.dtype, setup.options.mode);
+  const DType narrowest = narrowest_operands(setup);
   double seconds_per_step = 0;
   for (const ScratchMode mode : modes) {
     result.modes.push_back(steps.check(mode));
@@ -184,7 +186,7 @@ StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layer
 
   turns.park_peers();
   result.bandwidth_gbs.before = bandwidth.measure_gbs();
-  const Peaks peaks_before = measure_peaks(isa, setup.format, setup.threads);
+  const Peaks peaks_before = measure_peaks(kernel, narrowest, setup.threads);
   const CpuUse use(turns.processes());
   std::vector<std::vector<double>> times(modes.size());
   std::vector<Work> works;
@@ -212,7 +214,7 @@ StepResult run_steps(const BenchSetup& setup, const std::vector<FusedMoe>& layer
   turns.park_peers();
   result.others = use.share_of_others();
   result.bandwidth_gbs.after = bandwidth.measure_gbs();
-  const Peaks peaks_after = measure_peaks(isa, setup.format, setup.threads);
+  const Peaks peaks_after = measure_peaks(kernel, narrowest, setup.threads);
 
   for (std::size_t m = 0; m < modes.size(); ++m) {
     result.modes[m].time_us = spread_of(std::move(times[m]));

@@ -10,6 +10,7 @@
 
 #ifdef FUSEDMOE_CPU
 #include "backends/cpu/cpu_isa.h"
+#include "backends/cpu/kernels/kernels.h"
 #endif
 
 namespace fusedmoe::tool {
@@ -98,6 +99,13 @@ std::string cpu_isa_name(const std::string& limit) {
   return cpu::to_string(cpu::choose_isa(limit));
 }
 
+CpuKernel cpu_kernel(const std::string& isa_limit, WeightFormat format, DType dtype,
+                     ComputeMode mode) {
+  const cpu::GemmKernel* kernel = cpu::find_gemm(cpu::choose_isa(isa_limit), format, dtype, mode);
+  if (kernel == nullptr) return {};
+  return {cpu::to_string(kernel->isa), kernel->dtype};
+}
+
 int cpu_threads() { return cpu::available_threads(); }
 std::string cpu_threads_reason() { return cpu::thread_limit_reason(); }
 
@@ -105,6 +113,7 @@ std::string cpu_threads_reason() { return cpu::thread_limit_reason(); }
 
 std::vector<IsaInfo> cpu_isas() { return {}; }
 std::string cpu_isa_name(const std::string&) { return {}; }
+CpuKernel cpu_kernel(const std::string&, WeightFormat, DType, ComputeMode) { return {}; }
 int cpu_threads() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
 std::string cpu_threads_reason() { return "CPUs of the machine"; }
 

@@ -6,6 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "fusedmoe/config.h"
+#include "fusedmoe/weights.h"
+
 namespace fusedmoe::tool {
 
 // "AMD EPYC 9654 96-Core Processor"; "unknown" where the kernel does not say.
@@ -31,6 +34,15 @@ std::vector<IsaInfo> cpu_isas();
 // The best one that is available, not above `limit` nor FUSEDMOE_ISA; empty in a build without the
 // CPU backend. Throws invalid_argument for an unknown name.
 std::string cpu_isa_name(const std::string& limit);
+
+// What the CPU backend multiplies weights of a format with; without it, or without such a kernel,
+// isa is empty.
+struct CpuKernel {
+  std::string isa;
+  DType operands = DType::f32;
+};
+CpuKernel cpu_kernel(const std::string& isa_limit, WeightFormat format, DType dtype,
+                     ComputeMode mode);
 
 int cpu_threads();
 std::string cpu_threads_reason();

@@ -105,20 +105,27 @@ double BandwidthProbe::measure_gbs() const {
   return best;
 }
 
-Peaks measure_peaks(const std::string& isa, WeightFormat format, int threads) {
+Peaks measure_peaks(const CpuKernel& kernel, DType narrowest, int threads) {
   Peaks peaks;
   const auto loops = peak_loops();
   const bool has_other = std::any_of(loops.begin(), loops.end(), [](const PeakLoop& loop) {
     return loop.available && std::string(loop.isa) != "scalar";
   });
+  const bool own_loop = std::any_of(loops.begin(), loops.end(), [&](const PeakLoop& loop) {
+    return loop.available && loop.isa == kernel.isa && loop.operands == kernel.operands;
+  });
   for (const PeakLoop& loop : loops) {
     if (!loop.available) continue;
     // Never the best where there is another: measured only for those who ask for it.
-    if (std::string(loop.isa) == "scalar" && isa != "scalar" && has_other) continue;
-    if (loop.format != WeightFormat::f32 && loop.format != format) continue;
+    if (std::string(loop.isa) == "scalar" && kernel.isa != "scalar" && has_other) continue;
+    if (loop.operands != DType::f32 && loop.operands != narrowest &&
+        loop.operands != kernel.operands) {
+      continue;
+    }
     const double gflops = measure_peak(loop, threads);
     peaks.all.push_back({loop.instruction, gflops});
-    if (loop.isa == isa) {
+    // Scalar kernels multiply integers, too: at the rate of floats.
+    if (loop.isa == kernel.isa && loop.operands == (own_loop ? kernel.operands : DType::f32)) {
       peaks.gflops = gflops;
       peaks.instruction = loop.instruction;
     }

@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "fusedmoe/weights.h"
+#include "cpu_facts.h"
+#include "fusedmoe/tensor.h"
 
 namespace fusedmoe::tool {
 
@@ -38,9 +39,9 @@ class BandwidthProbe {
 // One instruction in a loop that nothing but its throughput limits.
 struct PeakLoop {
   const char* instruction;
-  const char* isa;      // of the kernels that it is the limit of, as `fusedmoe info` prints it
-  WeightFormat format;  // what it multiplies; f32 also serves the narrower formats, widened
-  bool available;       // on this machine
+  const char* isa;  // of the kernels that it is the limit of, as `fusedmoe info` prints it
+  DType operands;   // what it multiplies; f32 also serves the narrower ones, widened
+  bool available;   // on this machine
   // Runs for about 1e4 * `repeats` cycles and returns the operations done (a multiply-add is two).
   double (*run)(int repeats);
 };
@@ -56,14 +57,15 @@ struct PeakReading {
 };
 
 struct Peaks {
-  double gflops = 0;  // of the instruction that kernels of the plan's isa use for the format
+  double gflops = 0;  // of the kernel's instruction
   std::string instruction;
-  double best_gflops = 0;  // of the machine's best instruction for the format, used or not
+  double best_gflops = 0;  // of the machine's best instruction for the operands, used or not
   std::string best_instruction;
   std::vector<PeakReading> all;  // of every instruction that was measured, in order of peak_loops()
 };
 
-// By `threads` threads; about 0.1 s for each instruction.
-Peaks measure_peaks(const std::string& isa, WeightFormat format, int threads);
+// By `threads` threads; about 0.1 s for each instruction. narrowest: the operands that the weights
+// and the mode allow, whether the kernel takes them or wider ones.
+Peaks measure_peaks(const CpuKernel& kernel, DType narrowest, int threads);
 
 }  // namespace fusedmoe::tool
