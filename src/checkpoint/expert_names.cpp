@@ -118,7 +118,8 @@ const StorageLayout& layout_for(const ExpertPattern& pattern,
 }
 
 std::optional<ExpertName> match_expert_name(const Family& family, const StorageLayout* layout,
-                                            std::string_view name) noexcept {
+                                            std::string_view name,
+                                            std::size_t first_pattern) noexcept {
   const std::size_t mark = family.prefix.find(kLayer);
   if (!take_prefix(name, family.prefix.substr(0, mark))) return std::nullopt;
   const std::optional<std::int64_t> layer = take_number(name);
@@ -126,7 +127,7 @@ std::optional<ExpertName> match_expert_name(const Family& family, const StorageL
     return std::nullopt;
   }
   bool at_root = false;
-  for (std::size_t p = 0; p < family.patterns.size(); ++p) {
+  for (std::size_t p = first_pattern; p < family.patterns.size(); ++p) {
     const ExpertPattern& pattern = family.patterns[p];
     for (std::size_t t = 0; t < pattern.tensors.size(); ++t) {
       const std::optional<MatchedPart> match =

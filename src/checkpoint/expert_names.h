@@ -31,8 +31,10 @@ bool is_bias(Matrix matrix) noexcept;
 const StorageLayout& layout_for(const ExpertPattern& pattern, const StorageLayout* layout) noexcept;
 
 // Nothing for every other tensor: attention, routers, shared experts, dense layers.
+// `first_pattern`: patterns before it are passed over; several may have a name in common.
 std::optional<ExpertName> match_expert_name(const Family& family, const StorageLayout* layout,
-                                            std::string_view name) noexcept;
+                                            std::string_view name,
+                                            std::size_t first_pattern = 0) noexcept;
 
 // The name of an expert's tensor; `expert` is ignored where one tensor holds all experts. `suffix`
 // is that of a part (PartRule), ".weight" for unquantised weights; ignored for biases.

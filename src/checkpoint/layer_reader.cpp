@@ -88,11 +88,12 @@ class LayerBuilder {
 
   // `matches`: every tensor of the layer's experts. Throws Error.
   MoeLayer build(Matches matches) {
+    settle_pattern(matches);
     std::sort(matches.begin(), matches.end(), [](const Match& a, const Match& b) {
       return std::tie(a.pattern, a.tensor, a.part, a.expert) <
              std::tie(b.pattern, b.tensor, b.part, b.expert);
     });
-    const ExpertPattern& pattern = the_pattern(matches);
+    const ExpertPattern& pattern = family_.patterns[matches.empty() ? 0 : matches.front().pattern];
     const std::int64_t per_matrix =
         pattern.style == ExpertStyle::per_expert ? layer_.config.num_experts : 1;
     check_experts(matches, per_matrix);
@@ -119,14 +120,24 @@ class LayerBuilder {
   }
 
  private:
-  const ExpertPattern& the_pattern(const Matches& matches) const {
-    if (matches.empty()) return family_.patterns.front();
-    if (matches.back().pattern != matches.front().pattern) {
-      fail_tensor(ErrorCode::io, source_->location(), matches.back().name,
-                  "stores experts of layer " + std::to_string(layer_.index) + " another way than " +
-                      quote(matches.front().name) + "; keep one of the two ways");
+  // A name may belong to several patterns: all become those of the one that has them all.
+  void settle_pattern(Matches& matches) const {
+    std::size_t latest = 0;
+    for (const Match& match : matches) latest = std::max(latest, match.pattern);
+    for (Match& match : matches) {
+      if (match.pattern == latest) continue;
+      const std::optional<ExpertName> again =
+          match_expert_name(family_, model_.quant.layout, match.name, latest);
+      if (!again || !again->known || again->pattern != latest) {
+        const auto other =
+            std::find_if(matches.begin(), matches.end(),
+                         [&](const Match& candidate) { return candidate.pattern == latest; });
+        fail_tensor(ErrorCode::io, source_->location(), other->name,
+                    "stores experts of layer " + std::to_string(layer_.index) +
+                        " another way than " + quote(match.name) + "; keep one of the two ways");
+      }
+      match = {again->pattern, again->tensor, again->part, again->expert, match.name};
     }
-    return family_.patterns[matches.front().pattern];
   }
 
   void check_experts(const Matches& matches, std::int64_t per_matrix) const {

@@ -19,6 +19,9 @@ std::string type_list(std::span<const TensorType> types) {
   return list;
 }
 
+// What stated scales hold in place of zero points that every expert has. Never read.
+constexpr std::byte kSomeZeroPoints{};
+
 // One number of a part that has one for each expert; f32, f16 or bf16.
 float scalar_at(const Tensor& tensor, std::int64_t index) {
   if (tensor.type == TensorType::f32) {
@@ -124,6 +127,7 @@ class Reader {
       if (extent.two_parts) scales.parts = ScaleParts::halves;
     }
     if (scales.layout != ScaleLayout::group) scales.group_size = 0;
+    if (!part(Part::zero_point).empty()) scales.zero_points = &kSomeZeroPoints;
   }
 
   WeightFormat format() const {
@@ -212,7 +216,13 @@ class Reader {
   }
 
   void read_globals() {
-    if (part(Part::global).empty()) return;
+    if (part(Part::global).empty()) {
+      // GGUF leaves it out where it is 1.
+      if (result_.shape.format == WeightFormat::nvfp4) {
+        result_.globals.assign(static_cast<std::size_t>(context_.num_experts), 1.0F);
+      }
+      return;
+    }
     std::vector<float> numbers;
     read_numbers(Part::global, layout_.global_divides, numbers);
     if (result_.shape.format == WeightFormat::nvfp4) {
