@@ -122,17 +122,17 @@ class LayerBuilder {
  private:
   // A name may belong to several patterns: all become those of the one that has them all.
   void settle_pattern(Matches& matches) const {
-    std::size_t latest = 0;
-    for (const Match& match : matches) latest = std::max(latest, match.pattern);
+    const auto latest =
+        std::max_element(matches.begin(), matches.end(),
+                         [](const Match& a, const Match& b) { return a.pattern < b.pattern; });
+    if (latest == matches.end()) return;
+    const Match decisive = *latest;
     for (Match& match : matches) {
-      if (match.pattern == latest) continue;
+      if (match.pattern == decisive.pattern) continue;
       const std::optional<ExpertName> again =
-          match_expert_name(family_, model_.quant.layout, match.name, latest);
-      if (!again || !again->known || again->pattern != latest) {
-        const auto other =
-            std::find_if(matches.begin(), matches.end(),
-                         [&](const Match& candidate) { return candidate.pattern == latest; });
-        fail_tensor(ErrorCode::io, source_->location(), other->name,
+          match_expert_name(family_, model_.quant.layout, match.name, decisive.pattern);
+      if (!again || !again->known || again->pattern != decisive.pattern) {
+        fail_tensor(ErrorCode::io, source_->location(), decisive.name,
                     "stores experts of layer " + std::to_string(layer_.index) +
                         " another way than " + quote(match.name) + "; keep one of the two ways");
       }
