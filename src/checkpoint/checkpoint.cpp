@@ -5,6 +5,8 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/gguf.h"
+#include "checkpoint/gguf_config.h"
 #include "checkpoint/golden.h"
 #include "checkpoint/mapped_file.h"
 #include "checkpoint/safetensors.h"
@@ -21,12 +23,7 @@ constexpr char kIndexName[] = "model.safetensors.index.json";
 constexpr char kSingleName[] = "model.safetensors";
 constexpr char kConfigName[] = "config.json";
 constexpr char kModelOptName[] = "hf_quant_config.json";
-
-[[noreturn]] void refuse_gguf(const fs::path& file) {
-  throw Error(ErrorCode::unsupported, file.string() +
-                                          ": GGUF files are not read by this build; expected a "
-                                          "checkpoint in safetensors");
-}
+constexpr std::size_t kMaxNotes = 20;
 
 // `exists` that tells "not there" from "cannot be looked at".
 bool is_there(const fs::path& path) {
@@ -42,6 +39,7 @@ struct Files {
   fs::path folder = {};
   fs::path index = {};   // empty = none
   fs::path single = {};  // empty = none
+  fs::path gguf = {};    // empty = none
 };
 
 Files find_files_in_folder(const fs::path& folder) {
@@ -51,9 +49,15 @@ Files find_files_in_folder(const fs::path& folder) {
   if (!files.index.empty() || !files.single.empty()) return files;
 
   std::size_t num_safetensors = 0;
+  std::size_t num_gguf = 0;
   for (const fs::path& entry : list_folder(folder)) {
-    if (entry.extension() == ".gguf") refuse_gguf(entry);
+    if (entry.extension() == ".gguf" && ++num_gguf == 1) files.gguf = entry;
     if (entry.extension() == ".safetensors" && !is_golden_file(entry)) ++num_safetensors;
+  }
+  if (num_gguf == 1) return files;
+  if (num_gguf > 1) {
+    fail_io(folder.string(),
+            "has " + std::to_string(num_gguf) + " .gguf files; give one of them as the path");
   }
   std::string text = std::string("has neither ") + kSingleName + " nor " + kIndexName;
   if (num_safetensors > 0) {
@@ -67,14 +71,14 @@ Files find_files(const fs::path& path) {
   if (!is_there(path)) fail_io(path.string(), "there is no such file or folder");
   std::error_code error;
   if (fs::is_directory(path, error)) return find_files_in_folder(path);
-  if (path.extension() == ".gguf") refuse_gguf(path);
+  if (path.extension() == ".gguf") return {.folder = path.parent_path(), .gguf = path};
   if (path.extension() != ".safetensors") {
-    fail_io(path.string(), "is no checkpoint; expected a folder or a .safetensors file");
+    fail_io(path.string(), "is no checkpoint; expected a folder, a .safetensors or a .gguf file");
   }
   if (is_golden_file(path)) {
     fail_io(path.string(), "is a golden file, never weights; give the checkpoint beside it");
   }
-  return {.folder = path.parent_path(), .index = {}, .single = path};
+  return {.folder = path.parent_path(), .single = path};
 }
 
 std::shared_ptr<TensorSource> open_source(const Files& files) {
@@ -102,19 +106,37 @@ ModelConfig read_config(const Files& files, const fs::path& config) {
             "where it is");
   }
   ModelConfig model = read_model_config(config);
-  const fs::path quantized = files.folder / kModelOptName;
-  if (is_there(quantized)) {
-    throw Error(ErrorCode::unsupported, quantized.string() +
-                                            ": the checkpoint is quantised (ModelOpt); only f32, "
-                                            "f16 and bf16 experts are read by this build");
-  }
+  const fs::path modelopt = files.folder / kModelOptName;
+  if (is_there(modelopt)) merge_modelopt_file(modelopt, model.quant);
   return model;
+}
+
+// A GGUF file says itself what it holds; a config beside it says more, and must agree.
+ModelConfig read_config(const GgufFile& file, const fs::path& config) {
+  ModelConfig model = read_gguf_config(file);
+  if (config.empty()) return model;
+  return merge_gguf_config(model, file, read_model_config(config));
 }
 
 template <typename T>
 void add_once(std::vector<T>& list, const std::vector<T>& values) {
   for (const T& value : values) {
     if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+  }
+}
+
+void add_notes(const ModelConfig& model, const std::vector<MoeLayer>& layers, Listing& listing) {
+  listing.notes = model.quant.notes;
+  bool input_scales = false;
+  for (const MoeLayer& layer : layers) {
+    input_scales = input_scales || layer.has_input_scales;
+    for (const std::string& note : layer.notes) {
+      if (listing.notes.size() < kMaxNotes) listing.notes.push_back(note);
+    }
+  }
+  if (input_scales) {
+    listing.notes.emplace_back(
+        "static scales of activations (input_scale) are there; mode a16 does not use them");
   }
 }
 
@@ -143,8 +165,17 @@ Checkpoint::Checkpoint(ModelConfig model, std::shared_ptr<TensorSource> source,
 
 Checkpoint Checkpoint::open(const fs::path& path, const std::optional<fs::path>& config) {
   const Files files = find_files(path);
-  ModelConfig model = read_config(files, find_config(files, config));
-  std::shared_ptr<TensorSource> source = open_source(files);
+  const fs::path config_file = find_config(files, config);
+  ModelConfig model;
+  std::shared_ptr<TensorSource> source;
+  if (files.gguf.empty()) {
+    model = read_config(files, config_file);
+    source = open_source(files);
+  } else {
+    auto gguf = std::make_shared<GgufFile>(files.gguf);
+    model = read_config(*gguf, config_file);
+    source = std::move(gguf);
+  }
   ProblemList problems;
   std::vector<MoeLayer> layers = read_layers(model, source, problems);
   if (!problems.empty()) {
@@ -179,16 +210,26 @@ Listing inspect_checkpoint(const fs::path& path, const std::optional<fs::path>& 
   std::shared_ptr<TensorSource> source;
   attempt([&] { files = find_files(path); });
   if (!files) return listing;
+  std::shared_ptr<GgufFile> gguf;
+  attempt([&] {
+    if (files->gguf.empty()) {
+      source = open_source(*files);
+    } else {
+      source = gguf = std::make_shared<GgufFile>(files->gguf);
+    }
+    listing.num_tensors = static_cast<std::int64_t>(source->names().size());
+  });
   attempt([&] {
     const fs::path file = find_config(*files, config);
     std::error_code error;
-    if (file.empty() && !fs::is_directory(path, error)) return;
-    model = read_config(*files, file);
+    if (!files->gguf.empty()) {
+      if (gguf == nullptr) return;
+      model = read_config(*gguf, file);
+    } else {
+      if (file.empty() && !fs::is_directory(path, error)) return;
+      model = read_config(*files, file);
+    }
     listing.family = model->family->name;
-  });
-  attempt([&] {
-    source = open_source(*files);
-    listing.num_tensors = static_cast<std::int64_t>(source->names().size());
   });
   if (!model) return listing;
   std::vector<MoeLayer> whole;
@@ -201,6 +242,7 @@ Listing inspect_checkpoint(const fs::path& path, const std::optional<fs::path>& 
     }
   }
   list_layers(*model, whole, listing);
+  add_notes(*model, whole, listing);
   return listing;
 }
 

@@ -1,6 +1,8 @@
-// A model's checkpoint on disk: a folder with config.json and safetensors, or a bare .safetensors
-// file. Gives each MoE layer's config, weights and router as views into mapped files. A further
-// container is one more TensorSource; a further family is one row of families.cpp.
+// A model's checkpoint on disk: a folder with config.json and safetensors, a bare .safetensors
+// file, or a GGUF file. Gives each MoE layer's config, weights and router: views into mapped files,
+// and one expert at a time where weights have to be rearranged. A further container is one more
+// TensorSource; a further family is one row of families.cpp, a further way of storing a quantised
+// matrix one row of storage_layouts.cpp.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +20,9 @@ namespace fusedmoe::checkpoint {
 
 class Checkpoint {
  public:
-  // `config`: where config.json is, when it is not beside the weights. Throws Error{io} for what is
-  // broken or contradicts itself and Error{unsupported} for what is sound but not read.
+  // `config`: where config.json is, when it is not beside the weights; a GGUF file needs none.
+  // Throws Error{io} for what is broken or contradicts itself and Error{unsupported} for what is
+  // sound but not read.
   static Checkpoint open(const std::filesystem::path& path,
                          const std::optional<std::filesystem::path>& config = {});
 
@@ -54,6 +57,7 @@ struct Listing {
   std::int64_t bytes = 0;                  // of all experts
   std::int64_t num_tensors = 0;            // of the whole checkpoint
   std::vector<std::string> problems = {};
+  std::vector<std::string> notes = {};  // what a user should know, though nothing is wrong
 };
 
 // What there is, for people. A bare file without a config is listed without layers. Problems inside

@@ -13,7 +13,7 @@ ConfigReader::ConfigReader(const JsonValue& root, std::string_view section, std:
   if (section.empty()) return;
   section_ = root.find(section);
   if (section_ == nullptr) {
-    fail(section, "is missing; expected an object with the sizes of this family");
+    fail(section, "is missing; expected an object");
   }
   if (section_->as<JsonObject>() == nullptr) {
     fail(section, "is " + to_text(*section_) + "; expected an object");

@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::string_view kLayer = "{L}";
 constexpr std::string_view kExpert = "{E}";
+constexpr std::string_view kWeight = ".weight";
 
 bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
@@ -34,17 +35,52 @@ bool take_prefix(std::string_view& text, std::string_view prefix) noexcept {
   return true;
 }
 
-// Matches all of `text` against before + number + after, or against a pattern without a number.
-std::optional<std::int64_t> match_pattern(std::string_view text,
-                                          std::string_view pattern) noexcept {
+// Takes a pattern, with the expert's number in place of its mark, off the front of `text`; 0 for a
+// pattern without a mark.
+std::optional<std::int64_t> take_pattern(std::string_view& text,
+                                         std::string_view pattern) noexcept {
   const std::size_t mark = pattern.find(kExpert);
   if (mark == std::string_view::npos) {
-    return text == pattern ? std::optional<std::int64_t>(0) : std::nullopt;
+    return take_prefix(text, pattern) ? std::optional<std::int64_t>(0) : std::nullopt;
   }
   if (!take_prefix(text, pattern.substr(0, mark))) return std::nullopt;
   const std::optional<std::int64_t> expert = take_number(text);
-  if (!expert || text != pattern.substr(mark + kExpert.size())) return std::nullopt;
+  if (!expert || !take_prefix(text, pattern.substr(mark + kExpert.size()))) return std::nullopt;
   return expert;
+}
+
+// What stands before the suffix of a part.
+std::string_view stem_of(std::string_view pattern) noexcept {
+  if (pattern.ends_with(kWeight)) pattern.remove_suffix(kWeight.size());
+  return pattern;
+}
+
+// A part's suffix behind that stem.
+std::string_view suffix_of(std::string_view pattern, std::string_view suffix) noexcept {
+  if (!pattern.ends_with(kWeight) && suffix.starts_with(kWeight)) {
+    suffix.remove_prefix(kWeight.size());
+  }
+  return suffix;
+}
+
+struct MatchedPart {
+  Part part = Part::data;
+  std::int64_t expert = 0;
+};
+
+std::optional<MatchedPart> match_part(std::string_view text, const TensorPattern& pattern,
+                                      const StorageLayout& layout) noexcept {
+  if (is_bias(pattern.matrix)) {
+    const std::optional<std::int64_t> expert = take_pattern(text, pattern.name);
+    if (!expert || !text.empty()) return std::nullopt;
+    return MatchedPart{Part::data, *expert};
+  }
+  const std::optional<std::int64_t> expert = take_pattern(text, stem_of(pattern.name));
+  if (!expert) return std::nullopt;
+  for (const PartRule& rule : layout.parts) {
+    if (text == suffix_of(pattern.name, rule.suffix)) return MatchedPart{rule.part, *expert};
+  }
+  return std::nullopt;
 }
 
 // "experts." of "experts.{E}.w1.weight".
@@ -61,7 +97,29 @@ std::string replaced(std::string_view text, std::string_view mark, std::int64_t 
 
 }  // namespace
 
-std::optional<ExpertName> match_expert_name(const Family& family, std::string_view name) noexcept {
+bool is_bias(Matrix matrix) noexcept {
+  switch (matrix) {
+    case Matrix::gate_bias:
+    case Matrix::up_bias:
+    case Matrix::gate_up_bias:
+    case Matrix::down_bias:
+      return true;
+    default:
+      return false;
+  }
+}
+
+const StorageLayout& layout_for(const ExpertPattern& pattern,
+                                const StorageLayout* layout) noexcept {
+  const bool fits =
+      layout != nullptr && (pattern.style == ExpertStyle::per_expert ||
+                            (pattern.style == ExpertStyle::stacked && layout->stacked));
+  return fits ? *layout : storage_layout(LayoutId::plain);
+}
+
+std::optional<ExpertName> match_expert_name(const Family& family, const StorageLayout* layout,
+                                            std::string_view name,
+                                            std::size_t first_pattern) noexcept {
   const std::size_t mark = family.prefix.find(kLayer);
   if (!take_prefix(name, family.prefix.substr(0, mark))) return std::nullopt;
   const std::optional<std::int64_t> layer = take_number(name);
@@ -69,11 +127,12 @@ std::optional<ExpertName> match_expert_name(const Family& family, std::string_vi
     return std::nullopt;
   }
   bool at_root = false;
-  for (std::size_t p = 0; p < family.patterns.size(); ++p) {
+  for (std::size_t p = first_pattern; p < family.patterns.size(); ++p) {
     const ExpertPattern& pattern = family.patterns[p];
     for (std::size_t t = 0; t < pattern.tensors.size(); ++t) {
-      const std::optional<std::int64_t> expert = match_pattern(name, pattern.tensors[t].name);
-      if (expert) return ExpertName{*layer, true, p, t, *expert};
+      const std::optional<MatchedPart> match =
+          match_part(name, pattern.tensors[t], layout_for(pattern, layout));
+      if (match) return ExpertName{*layer, true, p, t, match->part, match->expert};
       at_root = at_root || name.starts_with(root_of(pattern.tensors[t].name));
     }
   }
@@ -82,8 +141,11 @@ std::optional<ExpertName> match_expert_name(const Family& family, std::string_vi
 }
 
 std::string expert_tensor_name(const Family& family, std::int64_t layer,
-                               const TensorPattern& pattern, std::int64_t expert) {
-  return layer_tensor_name(family, layer, replaced(pattern.name, kExpert, expert));
+                               const TensorPattern& pattern, std::string_view suffix,
+                               std::int64_t expert) {
+  std::string name(is_bias(pattern.matrix) ? pattern.name : stem_of(pattern.name));
+  if (!is_bias(pattern.matrix)) name += suffix_of(pattern.name, suffix);
+  return layer_tensor_name(family, layer, replaced(name, kExpert, expert));
 }
 
 std::string layer_tensor_name(const Family& family, std::int64_t layer, std::string_view rest) {

@@ -11,9 +11,19 @@
 
 namespace fusedmoe::checkpoint {
 
-enum class Matrix : std::uint8_t { gate, up, down, gate_up, gate_up_bias, down_bias };
+enum class Matrix : std::uint8_t {
+  gate,
+  up,
+  down,
+  gate_up,
+  gate_bias,
+  up_bias,
+  gate_up_bias,
+  down_bias
+};
 
-// Names stand behind the family's prefix; {E} is an expert's number.
+// Names stand behind the family's prefix; {E} is an expert's number. They are those of unquantised
+// weights; what quantisation makes of them is in storage_layouts.h.
 struct TensorPattern {
   Matrix matrix;
   std::string_view name;
@@ -85,5 +95,16 @@ struct Family {
 std::span<const Family> families() noexcept;
 // Null when there is no such family.
 const Family* find_family(std::string_view model_type) noexcept;
+
+// A family as GGUF files store it: other names, the same model.
+struct GgufFamily {
+  std::string_view architecture = {};  // general.architecture
+  Family family = {};
+  // <architecture>.expert_gating_func that this row stands for, for architectures that have
+  // several; 0 = whatever it says, or nothing.
+  std::int64_t gating = 0;
+  std::string_view also = {};  // another model_type that a config.json beside the file may have
+};
+std::span<const GgufFamily> gguf_families() noexcept;
 
 }  // namespace fusedmoe::checkpoint

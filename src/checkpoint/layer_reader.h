@@ -47,6 +47,8 @@ struct MoeLayer {
   ConstMatrixView router_selection_bias = {};  // [1, num_experts]; null data = none
   std::int64_t bytes = 0;                      // of the experts' tensors
   std::vector<WeightFormat> formats = {};      // each once, w13 first
+  bool has_input_scales = false;               // of activations: not used in a16
+  std::vector<std::string> notes = {};         // what a user should know, though nothing is wrong
 };
 
 // The layers that are whole, ascending; what is wrong with the others is in `problems`.

@@ -24,17 +24,6 @@ constexpr std::string_view kTopK[] = {"num_experts_per_tok", "experts_per_token"
                                       "moe_k", "moe_top_k"};
 constexpr std::string_view kHidden[] = {"hidden_size", "d_model"};
 
-void refuse_quantized(const ConfigReader& config) {
-  for (const std::string_view key : {"quantization_config", "compression_config"}) {
-    const ConfigReader::Found found = config.find({key});
-    if (!found) continue;
-    const JsonValue* const method = found.value->find("quant_method");
-    config.fail_unsupported("the checkpoint is quantised (" + std::string(key) + ", quant_method " +
-                            (method == nullptr ? "not given" : to_text(*method)) +
-                            "); only f32, f16 and bf16 experts are read by this build");
-  }
-}
-
 DType read_dtype(const ConfigReader& config) {
   std::string name = config.require_text({"dtype", "torch_dtype"});
   if (name.starts_with("torch.")) name.erase(0, 6);
@@ -168,8 +157,9 @@ ModelConfig parse_model_config(std::string_view text, std::string_view file) {
                                             " is not a known family; known are " + known);
   }
   const ConfigReader config(root, family->section, file);
-  refuse_quantized(config);
-  return read_model(config, *family);
+  ModelConfig model = read_model(config, *family);
+  model.quant = read_quant_scheme(config);
+  return model;
 }
 
 ModelConfig read_model_config(const std::filesystem::path& file) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/families.h"
+#include "checkpoint/quant_config.h"
 #include "checkpoint/router_spec.h"
 #include "fusedmoe/config.h"
 
@@ -28,14 +29,15 @@ struct ModelConfig {
   // checkpoint, and have experts as the last layer has.
   std::int64_t num_extra_layers = 0;
   RouterSpec router = {};  // without tensor names
+  QuantScheme quant = {};
 
   // Null for a layer without experts.
   const LayerConfig* find(std::int64_t layer) const noexcept;
 };
 
 // Throws Error{io} for a config that is broken or contradicts itself, naming file and key, and
-// Error{unsupported} for a sound one that is not read: an unknown family or activation, or a
-// quantised checkpoint.
+// Error{unsupported} for a sound one that is not read: an unknown family, activation or
+// quantisation.
 ModelConfig parse_model_config(std::string_view text, std::string_view file);
 ModelConfig read_model_config(const std::filesystem::path& file);
 

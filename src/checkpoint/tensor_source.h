@@ -1,5 +1,5 @@
 // Named tensors of a checkpoint, whatever container holds them. safetensors.h reads one file,
-// sharded.h several; a further container (GGUF) is one more class here.
+// sharded.h several, gguf.h the other container.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@
 
 namespace fusedmoe::checkpoint {
 
-// Element types as stored, named as in safetensors.
+// Element types as stored, named as in safetensors, and those that only GGUF has, named as in ggml:
+// blocks of elements that share scales.
 enum class TensorType : std::uint8_t {
   boolean,
   f4,
@@ -35,12 +36,47 @@ enum class TensorType : std::uint8_t {
   f64,
   i64,
   u64,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_0,
+  q8_1,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  q8_k,
+  iq2_xxs,
+  iq2_xs,
+  iq3_xxs,
+  iq1_s,
+  iq4_nl,
+  iq3_s,
+  iq2_s,
+  iq4_xs,
+  iq1_m,
+  tq1_0,
+  tq2_0,
+  mxfp4,
+  nvfp4,
 };
 
 // "BF16" and so on.
 const char* to_string(TensorType type) noexcept;
-// Exactly that spelling, or nothing.
+// A type of safetensors in exactly that spelling, or nothing.
 std::optional<TensorType> parse_tensor_type(std::string_view name) noexcept;
+// The type that ggml gives this number, or nothing.
+std::optional<TensorType> ggml_tensor_type(std::uint32_t number) noexcept;
+
+// What is stored as a whole: rows hold whole blocks.
+struct TypeBlock {
+  std::int64_t elements = 1;
+  std::int64_t bytes = 1;
+};
+TypeBlock block_of(TensorType type) noexcept;
+// Of a type of safetensors.
 std::int64_t bits_per_element(TensorType type) noexcept;
 
 // A view; the source that gave it keeps the bytes and the file's name alive.

@@ -260,19 +260,19 @@ TEST(Families, AmbiguousSizes) {
 TEST(ExpertNames, AreMatched) {
   const Family& mixtral = *find_family("mixtral");
   const std::string block = "model.layers.12.block_sparse_moe.";
-  const auto match = match_expert_name(mixtral, block + "experts.7.w3.weight");
+  const auto match = match_expert_name(mixtral, nullptr, block + "experts.7.w3.weight");
   ASSERT_TRUE(match);
   EXPECT_TRUE(match->known);
   EXPECT_EQ(match->layer, 12);
   EXPECT_EQ(match->expert, 7);
   EXPECT_EQ(mixtral.patterns[match->pattern].tensors[match->tensor].matrix, Matrix::up);
-  EXPECT_EQ(expert_tensor_name(mixtral, 12, mixtral.patterns[0].tensors[1], 7),
+  EXPECT_EQ(expert_tensor_name(mixtral, 12, mixtral.patterns[0].tensors[1], ".weight", 7),
             block + "experts.7.w3.weight");
   for (const char* const name :
        {"experts.7.w4.weight", "experts.7.w3.bias", "experts.07.w3.weight", "experts..w3.weight",
         "experts.-1.w3.weight", "experts.7.w3.weight.x", "experts.7.w3.weight_scale",
         "experts.x"}) {
-    const auto unknown = match_expert_name(mixtral, block + name);
+    const auto unknown = match_expert_name(mixtral, nullptr, block + name);
     ASSERT_TRUE(unknown) << name;
     EXPECT_FALSE(unknown->known) << name;
   }
@@ -280,9 +280,10 @@ TEST(ExpertNames, AreMatched) {
        {"model.layers.12.block_sparse_moe.gate.weight", "model.layers.12.self_attn.q_proj.weight",
         "model.layers.x.block_sparse_moe.experts.7.w3.weight", "model.layers.", "",
         "lm_head.weight", "xmodel.layers.12.block_sparse_moe.experts.7.w3.weight"}) {
-    EXPECT_FALSE(match_expert_name(mixtral, name)) << name;
+    EXPECT_FALSE(match_expert_name(mixtral, nullptr, name)) << name;
   }
-  const auto huge = match_expert_name(mixtral, block + "experts.99999999999999999999999.w1.weight");
+  const auto huge =
+      match_expert_name(mixtral, nullptr, block + "experts.99999999999999999999999.w1.weight");
   ASSERT_TRUE(huge);
   EXPECT_TRUE(huge->known);
   EXPECT_GT(huge->expert, std::int64_t{1} << 62);
@@ -300,7 +301,8 @@ TEST(Families, EveryRowIsWhole) {
       for (const TensorPattern& tensor : pattern.tensors) {
         EXPECT_EQ(tensor.name.find("{E}") != std::string_view::npos,
                   pattern.style == ExpertStyle::per_expert);
-        const auto match = match_expert_name(family, expert_tensor_name(family, 3, tensor, 5));
+        const auto match =
+            match_expert_name(family, nullptr, expert_tensor_name(family, 3, tensor, ".weight", 5));
         ASSERT_TRUE(match);
         EXPECT_TRUE(match->known);
         EXPECT_EQ(match->layer, 3);

@@ -1,4 +1,4 @@
-// Every unquantised golden layer computed: each dtype of hidden, instruction set, number of
+// Every golden layer computed: each dtype of hidden, instruction set, number of
 // threads, size of workspace and way of holding weights, against the golden output and bit by bit
 // with one another. golden_cases_test.cpp has checked that the weights were read right.
 #include <gtest/gtest.h>
@@ -13,6 +13,7 @@
 #include "checkpoint/golden.h"
 #include "formats/float_bits.h"
 #include "formats/format.h"
+#include "formats/scales.h"
 #include "fusedmoe/fusedmoe.h"
 #include "reference/random_layer.h"
 #include "reference/reference_moe.h"
@@ -46,37 +47,62 @@ class Stacks {
     if (!weights.source) return;
     for (std::int64_t e = 0; e < num_experts; ++e) {
       const ExpertWeights one = weights.source(e);
-      add(one.w13, w13_);
-      add(one.w13_up, w13_up_);
-      add(one.w2, w2_);
+      w13_.add(one.w13);
+      w13_up_.add(one.w13_up);
+      w2_.add(one.w2);
       add(one.w13_bias, w13_bias_);
       add(one.w2_bias, w2_bias_);
     }
     view_.source = {};
-    view_.w13.data = w13_.data();
-    view_.w2.data = w2_.data();
-    if (!w13_up_.empty()) view_.w13_up.data = w13_up_.data();
+    w13_.state(view_.w13);
+    w13_up_.state(view_.w13_up);
+    w2_.state(view_.w2);
     if (!w13_bias_.empty()) view_.w13_bias.data = w13_bias_.data();
     if (!w2_bias_.empty()) view_.w2_bias.data = w2_bias_.data();
   }
   const ExpertWeights& view() const { return view_; }
 
  private:
-  static void add(const WeightTensor& tensor, std::vector<std::byte>& to) {
-    if (tensor.empty()) return;
-    ASSERT_EQ(tensor.row_stride, 0);
-    const std::int64_t bits = format_info(tensor.format).bits_per_weight;
-    const auto* from = static_cast<const std::byte*>(tensor.data);
-    to.insert(to.end(), from, from + tensor.outputs * tensor.inputs * bits / 8);
+  using Bytes = std::vector<std::byte>;
+
+  static void append(Bytes& to, const void* data, std::int64_t bytes) {
+    if (data == nullptr) return;
+    const auto* const from = static_cast<const std::byte*>(data);
+    to.insert(to.end(), from, from + bytes);
   }
-  static void add(const BiasTensor& bias, std::vector<std::byte>& to) {
-    if (bias.empty()) return;
-    const auto* from = static_cast<const std::byte*>(bias.data);
-    to.insert(to.end(), from, from + bias.size * bytes_per_element(bias.dtype));
+
+  struct Stack {
+    Bytes data, scales, zero_points;
+    std::vector<float> globals;
+
+    void add(const WeightTensor& tensor) {
+      if (tensor.empty()) return;
+      ASSERT_EQ(tensor.row_stride, 0);
+      append(data, tensor.data, format_info(tensor.format).bytes(tensor.outputs * tensor.inputs));
+      const std::int64_t count = scale_shape(tensor).count();
+      append(scales, tensor.scales.data, count * bytes_per_scale(tensor.scales.type));
+      append(zero_points, tensor.scales.zero_points, count);
+      for (std::int64_t i = 0; tensor.scales.global != nullptr && i < globals_per_expert(tensor);
+           ++i) {
+        globals.push_back(tensor.scales.global[i]);
+      }
+    }
+    void state(WeightTensor& tensor) const {
+      if (data.empty()) return;
+      tensor.data = data.data();
+      tensor.scales.data = scales.empty() ? nullptr : scales.data();
+      tensor.scales.zero_points = zero_points.empty() ? nullptr : zero_points.data();
+      tensor.scales.global = globals.empty() ? nullptr : globals.data();
+    }
+  };
+
+  static void add(const BiasTensor& bias, Bytes& to) {
+    if (!bias.empty()) append(to, bias.data, bias.size * bytes_per_element(bias.dtype));
   }
 
   ExpertWeights view_;
-  std::vector<std::byte> w13_, w13_up_, w2_, w13_bias_, w2_bias_;
+  Stack w13_, w13_up_, w2_;
+  Bytes w13_bias_, w2_bias_;
 };
 
 class GoldenLayer : public testing::TestWithParam<json> {
@@ -179,20 +205,13 @@ TEST_P(GoldenLayer, TheOracleGivesTheExpectedOutput) {
   }
 }
 
-std::vector<json> unquantised() {
-  std::vector<json> result;
+std::vector<json> cases() {
   const json manifest = json::parse(std::ifstream(kGolden / "manifest.json"));
-  for (const json& entry : manifest["cases"]) {
-    const std::string format = entry["format"];
-    if (entry["container"] == "safetensors" && (format == "bf16" || format == "f32")) {
-      result.push_back(entry);
-    }
-  }
-  return result;
+  return manifest["cases"];
 }
 
 std::string case_name(const testing::TestParamInfo<json>& info) { return info.param["name"]; }
-INSTANTIATE_TEST_SUITE_P(Golden, GoldenLayer, testing::ValuesIn(unquantised()), case_name);
+INSTANTIATE_TEST_SUITE_P(Golden, GoldenLayer, testing::ValuesIn(cases()), case_name);
 
 }  // namespace
 }  // namespace fusedmoe::checkpoint

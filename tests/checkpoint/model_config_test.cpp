@@ -121,8 +121,11 @@ TEST(ModelConfig, SoundButNotRead) {
   config["swiglu_limit"] = 7.0;
   expect_refused(config, ErrorCode::unsupported, {"swiglu_limit"});
   config = golden_config("mixtral_bf16");
+  config["quantization_config"] = {{"quant_method", "bitsandbytes"}};
+  expect_refused(config, ErrorCode::unsupported,
+                 {"quantised", "quantization_config", "'bitsandbytes'", "gptq"});
   config["quantization_config"] = json::object();
-  expect_refused(config, ErrorCode::unsupported, {"quantised", "quantization_config"});
+  expect_refused(config, ErrorCode::io, {"quantization_config", "quant_method", "missing"});
   config = golden_config("nemotron_h_relu2_bf16");
   config["mlp_hidden_act"] = "silu";
   expect_refused(config, ErrorCode::unsupported, {"mlp_hidden_act", "no gate"});

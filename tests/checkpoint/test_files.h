@@ -1,4 +1,5 @@
-// What the checkpoint tests write to disk: temporary folders, safetensors files, whole checkpoints.
+// What the checkpoint tests write to disk: temporary folders, safetensors files. GGUF files are in
+// gguf_files.h.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -51,6 +52,7 @@ struct NewTensor {
   std::string name;
   std::vector<std::int64_t> shape;
   std::string type = "BF16";
+  std::string data = {};  // empty: bytes that count up
 };
 
 inline std::int64_t elements(const NewTensor& tensor) {
@@ -62,7 +64,24 @@ inline std::int64_t elements(const NewTensor& tensor) {
 inline std::int64_t element_bytes(const std::string& type) {
   if (type == "F64" || type == "I64") return 8;
   if (type == "F32" || type == "I32") return 4;
-  return type == "U8" || type == "F8_E4M3" ? 1 : 2;
+  return type == "BF16" || type == "F16" ? 2 : 1;
+}
+
+// The bytes of some values.
+template <typename T>
+std::string bytes_of(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+// Bytes without order, the same for the same seed.
+inline std::string random_bytes(std::int64_t count, std::uint32_t seed) {
+  std::string bytes;
+  std::uint32_t state = seed * 2654435761U + 1;
+  for (std::int64_t i = 0; i < count; ++i) {
+    state = state * 1664525U + 1013904223U;
+    bytes += static_cast<char>(state >> 24U);
+  }
+  return bytes;
 }
 
 // Bytes count up from a start that differs from tensor to tensor.
@@ -73,8 +92,13 @@ inline std::string make_safetensors(const std::vector<NewTensor>& tensors) {
     const auto begin = data.size();
     const std::int64_t bytes = elements(tensor) * element_bytes(tensor.type);
     const auto start = static_cast<unsigned>(std::hash<std::string>()(tensor.name));
-    for (std::int64_t i = 0; i < bytes; ++i) {
-      data += static_cast<char>(start + static_cast<unsigned>(i));
+    if (!tensor.data.empty()) {
+      EXPECT_EQ(static_cast<std::int64_t>(tensor.data.size()), bytes) << tensor.name;
+      data += tensor.data;
+    } else {
+      for (std::int64_t i = 0; i < bytes; ++i) {
+        data += static_cast<char>(start + static_cast<unsigned>(i));
+      }
     }
     header += ",\"" + tensor.name + "\":{\"dtype\":\"" + tensor.type +
               "\",\"shape\":" + shape_text(tensor.shape) + ",\"data_offsets\":[" +

@@ -1,5 +1,5 @@
 // `fusedmoe inspect PATH`: what a checkpoint holds and everything that is wrong with it, without
-// running anything. A bare .safetensors file also lists its tensors.
+// running anything. A bare .safetensors or .gguf file also lists its tensors.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/gguf.h"
 #include "checkpoint/golden.h"
 #include "checkpoint/safetensors.h"
 #include "fusedmoe/error.h"
@@ -63,12 +64,18 @@ Json layer_row(const LayerListing& layer) {
 // The tensors of one file. Throws when it is broken.
 Json tensor_rows(const fs::path& path) {
   Json rows = Json::array();
-  const checkpoint::SafetensorsFile file(path);
-  for (const checkpoint::Tensor& tensor : file.tensors()) {
+  const auto add = [&rows](const checkpoint::Tensor& tensor) {
     rows.push_back({{"name", tensor.name},
                     {"type", checkpoint::to_string(tensor.type)},
                     {"shape", tensor.shape},
                     {"bytes", tensor.bytes}});
+  };
+  if (path.extension() == ".gguf") {
+    const checkpoint::GgufFile file(path);
+    for (const checkpoint::Tensor& tensor : file.tensors()) add(tensor);
+  } else {
+    const checkpoint::SafetensorsFile file(path);
+    for (const checkpoint::Tensor& tensor : file.tensors()) add(tensor);
   }
   return rows;
 }
@@ -94,6 +101,7 @@ Json listing_row(const Listing& listing) {
   row["layer_list"] = Json::array();
   for (const LayerListing& layer : listing.layers) row["layer_list"].push_back(layer_row(layer));
   row["problems"] = listing.problems;
+  row["notes"] = listing.notes;
   return row;
 }
 
@@ -125,6 +133,7 @@ void print(const Listing& listing, const Json& tensor_list) {
   fmt::print("experts      {}, in a checkpoint of {} tensors\n", bytes_text(listing.bytes),
              listing.num_tensors);
   if (!listing.problems.empty()) fmt::print("problems     {}\n", listing.problems.size());
+  for (const std::string& note : listing.notes) fmt::print("note         {}\n", note);
   if (!listing.layers.empty()) print_layers(listing);
   if (!tensor_list.empty()) fmt::print("\n");
   for (const Json& tensor : tensor_list) {
@@ -142,7 +151,8 @@ int inspect(const InspectOptions& options) {
   Listing listing;
   Json tensor_list = Json::array();
   std::error_code error;
-  const bool bare = path.extension() == ".safetensors" && !fs::is_directory(path, error);
+  const bool bare = (path.extension() == ".safetensors" || path.extension() == ".gguf") &&
+                    !fs::is_directory(path, error);
   if (bare && checkpoint::is_golden_file(path)) {
     listing.path = path;  // no checkpoint, but a file whose tensors can be listed
   } else {
@@ -180,10 +190,11 @@ void add_inspect(CLI::App& app, Verb& verb) {
       "Examples:\n"
       "  fusedmoe inspect path/to/checkpoint\n"
       "  fusedmoe inspect model.safetensors --config elsewhere/config.json --json\n"
+      "  fusedmoe inspect model.gguf\n"
       "\n"
       "Exit code 2 when there are problems; all of them are listed on stderr.");
   const auto options = std::make_shared<InspectOptions>();
-  sub->add_option("PATH", options->path, "A checkpoint folder or a bare .safetensors file")
+  sub->add_option("PATH", options->path, "A checkpoint folder, a bare .safetensors or a .gguf file")
       ->required();
   sub->add_option("--config", options->config, "The config.json, when it is not beside the weights")
       ->type_name("FILE");

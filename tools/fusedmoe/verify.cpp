@@ -31,6 +31,7 @@ constexpr char kExamples[] =
     "  fusedmoe verify path/to/checkpoint\n"
     "  fusedmoe verify a b c --layer 0,3 --tokens 1,17,300 --isa scalar\n"
     "  fusedmoe verify model.safetensors --config elsewhere/config.json --json\n"
+    "  fusedmoe verify model.gguf\n"
     "  fusedmoe verify --random 1000 --seed 7\n"
     "\n"
     "Files golden*.safetensors beside PATH are compared with too. Exit code 1 on a mismatch,\n"
@@ -228,8 +229,8 @@ void add_verify(CLI::App& app, Verb& verb) {
       "verify", "Each MoE layer of a checkpoint against the oracle and the goldens");
   sub->footer(kExamples);
   const auto options = std::make_shared<VerifyOptions>();
-  CLI::Option* paths =
-      sub->add_option("PATH", options->paths, "Checkpoint folders or bare .safetensors files");
+  CLI::Option* paths = sub->add_option("PATH", options->paths,
+                                       "Checkpoint folders, bare .safetensors or .gguf files");
   CLI::Option* config = sub->add_option("--config", options->config,
                                         "The config.json, when it is not beside the weights")
                             ->type_name("FILE");
