@@ -114,7 +114,8 @@ struct ExpertWeights {
   // from the thread that calls create or refresh; the views it returns hold one expert
   // (experts = 1) and need to live until its next call. It may throw; the exception passes through
   // (std::bad_alloc as out_of_memory).
-  // The tensors above then state shapes, formats and layouts, with null data.
+  // The tensors above then state shapes, formats and layouts, with null data; any address in
+  // scales.zero_points says that there are some.
   std::function<ExpertWeights(std::int64_t local_expert)> source = {};
 
   // Whatever keeps the tensors alive, if the caller likes: the plan holds it for as long as it may

@@ -31,6 +31,7 @@ from ._core import (
     topk_softmax,
     topk_softplus_sqrt,
 )
+from ._quantize import dequantize, quantize
 from .config import (
     ActivationConfig,
     Counters,
@@ -72,11 +73,13 @@ __all__ = [
     "WorkspacePool",
     "WorkspaceSize",
     "__version__",
+    "dequantize",
     "errors",
     "grouped_topk",
     "info",
     "list_devices",
     "load_checkpoint",
+    "quantize",
     "route",
     "supports",
     "topk_sigmoid",

@@ -6,7 +6,6 @@ and run on the library's own threads.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -14,10 +13,9 @@ import torch
 
 from . import _core
 from ._fork import ForkLock
-from .config import WeightTensor
+from ._roles import ROLES, with_part
 from .errors import InvalidArgument, StaleWeights
 
-_ROLES = ("w13", "w13_up", "w2", "w13_bias", "w2_bias")
 _REFRESH, _RELEASE = 1, 2
 _SHARED = "Tensor(a!) output, Tensor hidden, Tensor topk_weights, Tensor topk_ids, "
 
@@ -46,8 +44,8 @@ class _Record:
     def watch(self, weights: Any, tensors: list[torch.Tensor], roles: list[int],
               before: int) -> None:
         with self.lock:
-            watched = [t for t, role in zip(tensors, roles) if role < len(_ROLES)]
-            kept = [t for t, role in zip(tensors, roles) if role >= len(_ROLES)]
+            watched = [t for t, role in zip(tensors, roles) if role < len(ROLES)]
+            kept = [t for t, role in zip(tensors, roles) if role >= len(ROLES)]
             prints = [_fingerprint(t, self.contents) for t in watched]
             if before == _REFRESH:
                 self.plan.refresh(weights)
@@ -76,7 +74,8 @@ class _Record:
             raise InvalidArgument(
                 f"weights: expected the {len(tensors)} tensors that the plan watches, got "
                 f"{len(given)}; pass those of create in the order w13, w13_up, w2, w13_bias, "
-                "w2_bias, and call refresh() after release_weights()")
+                "w2_bias, then scales, zero points and global scales of each, and call refresh() "
+                "after release_weights()")
         return [_fingerprint(t, self.contents) for t in given or tensors] == prints
 
     def reread(self) -> None:
@@ -92,13 +91,10 @@ class _Record:
             raise StaleWeights(
                 "weights: expected tensors of the shapes, dtypes and device that the plan was made "
                 "from, got others; build another plan for them")
-        changed = {}
+        weights = self.weights
         for role, tensor in zip(roles, now):
-            old = getattr(self.weights, _ROLES[role])
-            changed[_ROLES[role]] = (dataclasses.replace(old, data=tensor)
-                                     if isinstance(old, WeightTensor) else tensor)
-        self.watch(dataclasses.replace(self.weights, **changed), now + kept,
-                   roles + [len(_ROLES)] * len(kept), _REFRESH)
+            weights = with_part(weights, role, tensor)
+        self.watch(weights, now + kept, roles + [len(ROLES)] * len(kept), _REFRESH)
 
 
 _records: dict[int, _Record] = {}

@@ -33,6 +33,9 @@ WeightFormat = Literal["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "mxfp8", "m
                        "int8", "int4", "q4_k", "q5_k", "q6_k"]
 GateUpLayout = Literal["halves", "interleaved"]
 WeightLayout = Literal["nk", "kn"]
+ScaleLayout = Literal["none", "tensor", "channel", "group", "block"]
+ScaleType = Literal["f32", "f16", "bf16", "e8m0", "e4m3"]
+ScaleParts = Literal["one", "halves", "interleaved"]
 StalePolicy = Literal["raise", "refresh"]
 # A NumPy array, a torch tensor, anything with __dlpack__, or a TensorView.
 Array = Any
@@ -97,40 +100,54 @@ class TensorView:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WeightScales:
-    """What the elements of a quantised tensor are multiplied by."""
+    """What the elements of a quantised tensor are multiplied by.
+
+    ``data`` for E experts, N outputs and K inputs: ``tensor`` [E], ``channel`` [E, N], ``group``
+    [E, N, ceil(K / group_size)], ``block`` [E, ceil(N / block_n), ceil(K / block_k)]. Dimensions of
+    one may be there or not; a view of the last two transposed is read as what it is. Other shapes
+    and dtypes are refused with the shape that is due.
+    """
 
     data: Array = None
-    layout: Literal["none", "tensor", "channel", "group", "block"] = "none"
+    layout: ScaleLayout = "none"
     """What one scale covers."""
-    type: Literal["f32", "f16", "bf16", "e8m0", "e4m3"] | None = None
-    """None = as the dtype of ``data`` says."""
+    type: ScaleType | None = None
+    """None = as the dtype of ``data`` says; uint8 is e8m0 for mxfp8 and mxfp4, e4m3 for nvfp4."""
     group_size: int = 0
     """Elements along K, for ``group``."""
     block_n: int = 0
     block_k: int = 0
     transposed: bool = False
     """Group and block: [E, along K, along N]."""
-    parts: Literal["one", "halves", "interleaved"] = "one"
+    parts: ScaleParts = "one"
     """Gate and up in one w13, quantised apart: ``tensor`` and ``global_scales`` are [E, 2], and
     ``block`` has ceil(N / 2 / block_n) rows for each."""
     zero_points: Array = None
-    """int4: u8, shape of the scales; None = 8."""
+    """int4: uint8, shape of the scales, one in a byte; None = 8. True states, for a source, that
+    there are some."""
     global_scales: Array = None
     """nvfp4: f32 [E], or [E, 2] when there are two parts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class WeightTensor:
-    """One stack of matrices: [experts, outputs, inputs] (nk) or [experts, inputs, outputs] (kn)."""
+    """One stack of matrices: [experts, outputs, inputs] (nk) or [experts, inputs, outputs] (kn).
+
+    ``data`` by format: f32, f16 and bf16 are themselves; fp8_e4m3, mxfp8 and fp8_e5m2 torch's
+    float8_e4m3fn and float8_e5m2, or uint8; int8 is int8. mxfp4 and nvfp4 (float4_e2m1fn_x2 or
+    uint8) and int4 (uint8) are [E, N, ceil(K / 2)], the even k in the low half. q4_k, q5_k and q6_k
+    are uint8 [E, N, K / 256 * 144, 176 or 210], the blocks of GGUF. The last dimension of packed
+    formats may be two, as [..., K / 32, 16]. bf16 and f16 may be uint16 of their bits.
+    """
 
     data: Array = None
     format: WeightFormat | None = None
-    """None = as the dtype of ``data`` says."""
+    """None = as the dtype of ``data`` says: f32, f16, bf16, fp8_e4m3 or fp8_e5m2."""
     layout: WeightLayout = "nk"
     """N = outputs, K = inputs; nk is checkpoint order."""
     shape: tuple[int, int, int] | None = None
     """Logical (experts, outputs, inputs); None = as the shape of ``data`` says. For tensors
-    without data (sizes, sources) and for formats that put several elements into one byte."""
+    without data (sizes, sources), and for formats of 4 bits whose K is odd."""
     scales: WeightScales | None = None
 
 

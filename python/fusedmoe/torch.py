@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from . import _core
+from ._roles import ROLES, part_of
 from .config import (
     Counters,
     ExpertWeights,
     MoeConfig,
     PlanOptions,
-    WeightTensor,
     WorkspaceFormula,
     WorkspaceSize,
 )
@@ -32,9 +32,7 @@ from .errors import Error, InvalidArgument, from_code
 
 __all__ = ["OPERATOR", "FusedMoe", "thread_runner", "translate"]
 
-# In the order of torch_op::Role; what has no entry is held, not watched.
-_ROLES = ("w13", "w13_up", "w2", "w13_bias", "w2_bias")
-_KEPT = len(_ROLES)
+_KEPT = len(ROLES)  # held, not watched
 # torch_op::Before: what happens, in one step, before other tensors are watched.
 _NOTHING, _REFRESH, _RELEASE = range(3)
 
@@ -142,15 +140,14 @@ def _tensors_of(weights: Any) -> tuple[list[torch.Tensor], list[int]]:
     if not isinstance(weights, ExpertWeights) or weights.source is not None:
         return [], []
     tensors, roles = [], []
-    for role, name in enumerate(_ROLES):
-        tensor = getattr(weights, name)
-        if isinstance(tensor, WeightTensor):
-            tensor = tensor.data
+    for role in range(_KEPT):
+        tensor = part_of(weights, role)
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(f"weights.{name}: expected a torch tensor, got "
-                                  f"{type(tensor).__name__}; use fusedmoe.FusedMoe for it")
+            raise InvalidArgument(f"weights.{'.'.join(filter(None, ROLES[role]))}: expected a torch "
+                                  f"tensor, got {type(tensor).__name__}; use fusedmoe.FusedMoe for "
+                                  "it")
         tensors.append(tensor)
         roles.append(role)
     return tensors, roles
@@ -164,8 +161,8 @@ class FusedMoe:
     """A plan over torch tensors: :class:`fusedmoe.FusedMoe` with a handle for the operators, on
     PyTorch's threads, which watches the tensors that it was made from.
 
-    Before each call it compares data_ptr, version, dtype, device, shape and strides of each tensor
-    with what it has read (under 1 us in C++); on a difference it raises ``StaleWeights`` or, with
+    Before each call it compares data_ptr, version, dtype, device, shape and strides of each tensor,
+    scales and zero points included, with what it has read (under 1 us in C++ for four); on a difference it raises ``StaleWeights`` or, with
     ``on_stale="refresh"``, reads them again into the same memory. Of borrowed weights only where
     they lie matters. The tensors are held, so that no other can take their address. What PyTorch
     does not count, it cannot see: after ``tensor.data.copy_()`` call :meth:`refresh`.

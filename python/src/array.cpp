@@ -30,9 +30,14 @@ constexpr std::array kElements = {
     ElementName{Element::i16, 2, "int16", "torch.int16", "i16"},
     ElementName{Element::i8, 1, "int8", "torch.int8", "i8"},
     ElementName{Element::u8, 1, "uint8", "torch.uint8", "u8"},
+    ElementName{Element::u16, 2, "uint16", "torch.uint16", "u16"},
     ElementName{Element::boolean, 1, "bool", "torch.bool", "bool"},
     ElementName{Element::fp8_e4m3, 1, "float8_e4m3fn", "torch.float8_e4m3fn", "fp8_e4m3"},
     ElementName{Element::fp8_e5m2, 1, "float8_e5m2", "torch.float8_e5m2", "fp8_e5m2"},
+    ElementName{Element::fp8_e4m3fnuz, 1, "float8_e4m3fnuz", "torch.float8_e4m3fnuz",
+                "fp8_e4m3fnuz"},
+    ElementName{Element::fp8_e5m2fnuz, 1, "float8_e5m2fnuz", "torch.float8_e5m2fnuz",
+                "fp8_e5m2fnuz"},
     ElementName{Element::e8m0, 1, "float8_e8m0fnu", "torch.float8_e8m0fnu", "e8m0"},
     ElementName{Element::fp4_x2, 1, "float4_e2m1fn_x2", "torch.float4_e2m1fn_x2", "fp4_x2"},
 };
@@ -61,7 +66,7 @@ Element from_dlpack(const nb::dlpack::dtype& dtype) {
     case Code::Int:
       return of_width(Element::i8, Element::i16, Element::i32, Element::i64);
     case Code::UInt:
-      return of_width(Element::u8, kNone, kNone, kNone);
+      return of_width(Element::u8, Element::u16, kNone, kNone);
     case Code::Float:
       return of_width(kNone, Element::f16, Element::f32, Element::f64);
     case Code::Bfloat:
@@ -72,6 +77,10 @@ Element from_dlpack(const nb::dlpack::dtype& dtype) {
       return Element::fp8_e4m3;
     case Code::Float8_E5M2:
       return Element::fp8_e5m2;
+    case Code::Float8_E4M3FNUZ:
+      return Element::fp8_e4m3fnuz;
+    case Code::Float8_E5M2FNUZ:
+      return Element::fp8_e5m2fnuz;
     case Code::Float8_E8M0FNU:
       return Element::e8m0;
     default:
@@ -189,9 +198,17 @@ std::optional<Array> from_extension_type(const char* name, nb::handle object, Ac
   if (!nb::hasattr(dtype, "name")) return std::nullopt;
   const ElementName* entry = find_element(to_text(dtype.attr("name")));
   if (entry == nullptr) return std::nullopt;
-  const bool extension = entry->element == Element::bf16 || entry->element == Element::fp8_e4m3 ||
-                         entry->element == Element::fp8_e5m2 || entry->element == Element::e8m0;
-  if (!extension) return std::nullopt;
+  switch (entry->element) {
+    case Element::bf16:
+    case Element::fp8_e4m3:
+    case Element::fp8_e5m2:
+    case Element::fp8_e4m3fnuz:
+    case Element::fp8_e5m2fnuz:
+    case Element::e8m0:
+      break;
+    default:
+      return std::nullopt;
+  }
   Array array = to_array(name, object.attr("view")(entry->bytes == 2 ? "uint16" : "uint8"), access);
   array.element = entry->element;
   return array;

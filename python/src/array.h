@@ -26,9 +26,12 @@ enum class Element : std::uint8_t {
   i16,
   i8,
   u8,
+  u16,
   boolean,
   fp8_e4m3,
   fp8_e5m2,
+  fp8_e4m3fnuz,  // no format: half the value of the same bits as e4m3
+  fp8_e5m2fnuz,
   e8m0,
   fp4_x2,  // two elements in a byte
   other,

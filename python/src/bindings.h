@@ -9,5 +9,6 @@ void bind_workspace(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
 void bind_routing(nanobind::module_& module);
 void bind_checkpoint(nanobind::module_& module);
+void bind_quantize(nanobind::module_& module);
 
 }  // namespace fusedmoe::python

@@ -81,6 +81,7 @@ NB_MODULE(_core, module) {
   bind_plan(module);
   bind_routing(module);
   bind_checkpoint(module);
+  bind_quantize(module);
   module.def(
       "list_devices",
       [] {

@@ -53,8 +53,7 @@ ExpertWeights local_experts(const ExpertWeights& all, std::span<const std::int32
     tensor->experts = count;
     tensor->data = nullptr;
     tensor->scales.data = nullptr;
-    tensor->scales.zero_points = nullptr;
-    tensor->scales.global = nullptr;
+    tensor->scales.global = nullptr;  // zero_points stay: they say that there are some
   }
   for (BiasTensor* bias : {&stated.w13_bias, &stated.w2_bias}) {
     if (bias->empty()) continue;

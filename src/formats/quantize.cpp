@@ -15,7 +15,7 @@ namespace {
 // The range of what each scale (or global scale) of one expert covers.
 struct Range {
   double low = 0, high = 0;
-  double largest() const { return std::max(-low, high); }
+  double largest() const { return std::isnan(high) ? high : std::max(-low, high); }
   void add(double value) {
     if (std::isnan(value) || std::isnan(high)) {
       high = std::numeric_limits<double>::quiet_NaN();

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/quantize.h"
 #include "fusedmoe/fusedmoe.h"
 #include "support/layer.h"
 
@@ -30,6 +31,29 @@ std::vector<float> sum_of_ranks(const Layer& layer, const ExpertWeights& all,
     for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += output[i];
   }
   return sum;
+}
+
+TEST(LocalExperts, ZeroPointsAreStated) {
+  Layer layer(test::odd_config(DType::f32));
+  const RandomInput input = layer.input(3);
+  ExpertWeights all = layer.weights.view();
+  std::vector<QuantizedStack> stacks;
+  for (WeightTensor* tensor : {&all.w13, &all.w2}) {
+    const std::vector<float> values = dequantize(*tensor);
+    tensor->format = WeightFormat::int4;
+    tensor->layout = WeightLayout::nk;
+    tensor->row_stride = tensor->expert_stride = 0;
+    tensor->scales = default_scales(WeightFormat::int4);
+    stacks.push_back(quantize(values, *tensor, {.zero_points = true}));
+    *tensor = stacks.back().tensor;
+  }
+  std::vector<std::int32_t> identity(layer.config.num_experts);
+  std::iota(identity.begin(), identity.end(), 0);
+  std::vector<float> whole(input.hidden().rows * layer.config.hidden_size);
+  FusedMoe::create(layer.config, all)
+      .apply({whole.data(), DType::f32, input.hidden().rows, layer.config.hidden_size},
+             input.hidden(), input.topk_weights(), input.topk_ids());
+  EXPECT_EQ(sum_of_ranks(layer, all, {identity}, input), whole);
 }
 
 TEST(LocalExperts, RanksAddUpToTheWholeLayer) {

@@ -69,9 +69,13 @@ def errors(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
             float(difference.abs().max() / expected.double().abs().max()))
 
 
-def assert_close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+def assert_close(got: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype,
+                 quantised: bool = False) -> None:
+    """quantised: a scale may go into the weight, which is then rounded once more to the dtype."""
     rel_l2, max_error = errors(got, expected)
     limit = TOLERANCE[dtype]
+    if quantised and dtype != torch.float32:
+        limit += 3 * torch.finfo(dtype).eps / 2
     assert rel_l2 <= limit and max_error <= 2 * limit, (
         f"rel_l2 {rel_l2:.2e} (at most {limit:.1e}), max {max_error:.2e} (at most {2 * limit:.1e})")
 
@@ -131,3 +135,11 @@ class Layer:
     def expected(self, hidden: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
                  **options) -> torch.Tensor:
         return oracle(hidden, self.w13, self.w2, topk_weights, topk_ids, **options)
+
+
+def quantised(layer: Layer, format: str, **options) -> fusedmoe.ExpertWeights:
+    """The layer's weights in a format; its own become what those are worth."""
+    w13 = fusedmoe.quantize(layer.w13, format, **options)
+    w2 = fusedmoe.quantize(layer.w2, format, **{**options, "parts": "one"})
+    layer.w13, layer.w2 = fusedmoe.dequantize(w13), fusedmoe.dequantize(w2)
+    return fusedmoe.ExpertWeights(w13=w13, w2=w2)

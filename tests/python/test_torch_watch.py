@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import gc
 import threading
 import weakref
 
 import pytest
 import torch
-from support import Layer, assert_close
+from support import Layer, assert_close, quantised
 from torch_plans import plan_of
 
 import fusedmoe
 import fusedmoe.torch
-from fusedmoe import ExpertWeights, WeightTensor
+from fusedmoe import ExpertWeights, WeightScales, WeightTensor
 from fusedmoe.torch import translate
 
 ops = torch.ops.fusedmoe
@@ -238,6 +240,185 @@ def test_every_tensor_is_watched(on_stale):
             plan.refresh()
         check()
     assert plan.weights_version == 6
+
+
+QUANTISED = [("fp8_e4m3", dict(parts="halves")), ("nvfp4", dict(parts="halves")), ("mxfp4", {}),
+             ("int4", dict(group_size=32, zero_points=True, scale_type="bf16")), ("int8", {})]
+
+
+def watched(weights: ExpertWeights) -> list[torch.Tensor]:
+    """In the order of the operators."""
+    pairs = [weights.w13.scales, weights.w2.scales]
+    return [weights.w13.data, weights.w2.data,
+            *[part for scales in pairs for part in (scales.data, scales.zero_points,
+                                                    scales.global_scales) if part is not None]]
+
+
+def changed(tensor: torch.Tensor) -> None:
+    """Another value for each element, in place, counted by PyTorch."""
+    if tensor.itemsize == 1:  # codes: bits that stay sound numbers
+        signed = tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        tensor.view(torch.uint8).bitwise_xor_(0x80 if signed else 1)
+    else:
+        tensor.mul_(0.5)
+
+
+def check_values(plan, layer: Layer, weights: ExpertWeights) -> torch.Tensor:
+    layer.w13, layer.w2 = fusedmoe.dequantize(weights.w13), fusedmoe.dequantize(weights.w2)
+    tokens = layer.tokens(5)
+    output = torch.empty_like(tokens[0])
+    plan.apply(output, *tokens)
+    assert_close(output, layer.expected(*tokens), layer.dtype, quantised=True)
+    return output
+
+
+@pytest.mark.parametrize("format, options", QUANTISED)
+@pytest.mark.parametrize("on_stale", ["raise", "refresh"])
+@pytest.mark.parametrize("storage", ["own", "borrowed"])
+def test_scales_are_watched_as_weights_are(format, options, on_stale, storage):
+    layer = Layer()
+    weights = quantised(layer, format, **options)
+    plan = plan_of(layer, weights=weights, on_stale=on_stale, weight_storage=storage)
+    check_values(plan, layer, weights)
+    tokens = layer.tokens(5)
+    output = torch.empty_like(tokens[0])
+    tensors = watched(weights)
+    for tensor in tensors:
+        changed(tensor)
+        if storage == "own" and on_stale == "raise":
+            with pytest.raises(fusedmoe.errors.StaleWeights, match="refresh"):
+                plan.apply(output, *tokens)
+            plan.refresh()
+        check_values(plan, layer, weights)
+    assert plan.weights_version == (1 if storage == "borrowed" else 1 + len(tensors))
+    for tensor in tensors:
+        tensor.data = tensor.data.clone()  # elsewhere, the same values
+        if on_stale == "raise":
+            with pytest.raises(fusedmoe.errors.StaleWeights, match="refresh"):
+                plan.apply(output, *tokens)
+            plan.refresh()
+        check_values(plan, layer, weights)
+
+
+def test_scales_of_gate_and_up_in_two_tensors_are_watched():
+    layer = Layer()
+    whole = quantised(layer, "int4", group_size=32, zero_points=True)
+    gate, up = (dataclasses.replace(whole.w13, data=whole.w13.data[:, rows].clone(), shape=(
+        7, 77, 131), scales=dataclasses.replace(
+            whole.w13.scales, data=whole.w13.scales.data[:, rows].clone(),
+            zero_points=whole.w13.scales.zero_points[:, rows].clone()))
+        for rows in (slice(77), slice(77, None)))
+    plan = plan_of(layer, weights=ExpertWeights(w13=gate, w13_up=up, w2=whole.w2),
+                   on_stale="refresh")
+    joined = dataclasses.replace(whole)
+    for part in (gate.scales, up.scales):
+        for tensor in (part.data, part.zero_points):
+            changed(tensor)
+            scales = dataclasses.replace(
+                whole.w13.scales, data=torch.cat((gate.scales.data, up.scales.data), 1),
+                zero_points=torch.cat((gate.scales.zero_points, up.scales.zero_points), 1))
+            joined = ExpertWeights(w13=dataclasses.replace(whole.w13, scales=scales), w2=whole.w2)
+            check_values(plan, layer, joined)
+    assert plan.weights_version == 5
+
+
+@pytest.mark.parametrize("format, options", QUANTISED)
+def test_quantised_tensors_of_a_call(format, options):
+    layer, other = Layer(), Layer(seed=1)
+    first, second = quantised(layer, format, **options), quantised(other, format, **options)
+    plan = plan_of(layer, weights=first, on_stale="refresh")
+    hidden, router, ids = layer.tokens(9)
+    output = torch.empty_like(hidden)
+    for one, given in ((other, second), (layer, first), (layer, first)):
+        ops.apply_weights(output, hidden, router, ids, None, watched(given), plan.handle)
+        assert_close(output, one.expected(hidden, router, ids), torch.bfloat16, quantised=True)
+    assert plan.weights_version == 3
+    with pytest.raises(RuntimeError, match="then scales, zero points and global scales"):
+        ops.apply_weights(output, hidden, router, ids, None, watched(first)[:2], plan.handle)
+    short = watched(first)
+    short[2] = short[2][:, :1]  # scales of another shape
+    with pytest.raises(RuntimeError, match="build another plan"):
+        ops.apply_weights(output, hidden, router, ids, None, short, plan.handle)
+
+
+@pytest.mark.parametrize("format, options", QUANTISED)
+def test_copies_and_refreshes_of_quantised_plans(format, options):
+    layer, other = Layer(), Layer(seed=1)
+    first, second = quantised(layer, format, **options), quantised(other, format, **options)
+    plan = plan_of(layer, weights=first)
+    twin = copy.deepcopy(plan)
+    before = layer.w13, layer.w2
+    for tensor in watched(first)[2:]:
+        changed(tensor)
+    tokens = layer.tokens(5)
+    output = torch.empty_like(tokens[0])
+    twin.apply(output, *tokens)  # of tensors of its own
+    layer.w13, layer.w2 = before
+    assert_close(output, layer.expected(*tokens), torch.bfloat16, quantised=True)
+    plan.refresh(second)
+    check_values(plan, layer, second)
+    changed(watched(first)[0])  # nobody watches it any more
+    check_values(plan, layer, second)
+    plan.release_weights()
+    with pytest.raises(fusedmoe.errors.StaleWeights, match="released"):
+        plan.apply(output, *tokens)
+    plan.refresh(first)
+    check_values(plan, layer, first)
+    scales = dataclasses.replace(first.w2.scales, data=first.w2.scales.data.float().numpy())
+    with pytest.raises(fusedmoe.errors.InvalidArgument,
+                       match="weights.w2.scales.data: expected a torch tensor, got ndarray"):
+        plan.refresh(ExpertWeights(w13=first.w13, w2=dataclasses.replace(first.w2, scales=scales)))
+
+
+def test_a_refresh_in_another_format_is_refused():
+    layer = Layer()
+    weights = quantised(layer, "int8")
+    plan = plan_of(layer, weights=weights)
+    for bad in (Layer().weights, quantised(Layer(), "int8", group_size=32),
+                quantised(Layer(), "fp8_e4m3")):
+        with pytest.raises(fusedmoe.errors.InvalidArgument, match="build another plan"):
+            plan.refresh(bad)
+        check_values(plan, layer, weights)
+
+
+@pytest.mark.parametrize("format, options", QUANTISED)
+def test_quantised_plans_compile(format, options):  # case B170
+    layer = Layer()
+    weights = quantised(layer, format, **options)
+    plan = plan_of(layer, weights=weights)
+
+    def step(hidden, router, ids):
+        output = torch.empty_like(hidden)
+        plan.apply(output, hidden, router, ids)
+        return output + hidden
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for count in (7, 1, 64):
+            tokens = layer.tokens(count)
+            assert torch.equal(compiled(*tokens), step(*tokens))
+        changed(weights.w13.scales.data)
+        with pytest.raises(RuntimeError, match="weights: expected the tensors .* unchanged"):
+            compiled(*tokens)
+        plan.refresh()
+        assert torch.equal(compiled(*tokens), step(*tokens))
+    hidden, router, ids = (tensor.to("meta") for tensor in layer.tokens(3))
+    output = torch.empty_like(hidden)
+    ops.apply_weights(output, hidden, router, ids, None, [t.to("meta") for t in watched(weights)],
+                      plan.handle)
+
+
+def test_a_refused_scale_changes_nothing():
+    layer = Layer()
+    weights = quantised(layer, "int4", group_size=32)
+    plan = plan_of(layer, weights=weights)
+    scales = WeightScales(data=torch.ones(7, 154, 4), layout="group", group_size=32)
+    bad = dataclasses.replace(weights.w13, scales=scales)
+    with pytest.raises(fusedmoe.errors.InvalidArgument, match=r"weights.w13.scales.data: expected "
+                                                              r"float32 \[7, 154, 5\]"):
+        plan.refresh(ExpertWeights(w13=bad, w2=weights.w2))
+    check_values(plan, layer, weights)
 
 
 def test_refresh_with_other_tensors():

@@ -46,6 +46,58 @@ Table& table() {
   return *kept;
 }
 
+void point(WeightScales& scales, int part, const void* data) {
+  switch (part) {
+    case 0:
+      scales.data = data;
+      break;
+    case 1:
+      scales.zero_points = data;
+      break;
+    default:
+      scales.global = static_cast<const float*>(data);
+  }
+}
+
+// Makes the part of `weights` that has this role lie at `data`.
+void point(ExpertWeights& weights, Role role, const void* data) {
+  switch (role) {
+    case Role::w13:
+      weights.w13.data = data;
+      break;
+    case Role::w13_up:
+      weights.w13_up.data = data;
+      break;
+    case Role::w2:
+      weights.w2.data = data;
+      break;
+    case Role::w13_bias:
+      weights.w13_bias.data = data;
+      break;
+    case Role::w2_bias:
+      weights.w2_bias.data = data;
+      break;
+    case Role::w13_scales:
+    case Role::w13_zero_points:
+    case Role::w13_global_scales:
+      point(weights.w13.scales, static_cast<int>(role) - static_cast<int>(Role::w13_scales), data);
+      break;
+    case Role::w13_up_scales:
+    case Role::w13_up_zero_points:
+    case Role::w13_up_global_scales:
+      point(weights.w13_up.scales, static_cast<int>(role) - static_cast<int>(Role::w13_up_scales),
+            data);
+      break;
+    case Role::w2_scales:
+    case Role::w2_zero_points:
+    case Role::w2_global_scales:
+      point(weights.w2.scales, static_cast<int>(role) - static_cast<int>(Role::w2_scales), data);
+      break;
+    case Role::kept:
+      break;
+  }
+}
+
 }  // namespace
 
 void WriterFirstMutex::initialise() {
@@ -147,11 +199,13 @@ std::shared_lock<WriterFirstMutex> PlanRecord::check(std::span<const Tensor> giv
   for (;;) {
     std::shared_lock lock(mutex_);
     if (!given.empty() && given.size() != watched_.size()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "weights: expected the " + std::to_string(watched_.size()) +
-                      " tensors that the plan watches, got " + std::to_string(given.size()) +
-                      "; pass those of create in the order w13, w13_up, w2, w13_bias, w2_bias, and "
-                      "call refresh() after release_weights()");
+      throw Error(
+          ErrorCode::invalid_argument,
+          "weights: expected the " + std::to_string(watched_.size()) +
+              " tensors that the plan watches, got " + std::to_string(given.size()) +
+              "; pass those of create in the order w13, w13_up, w2, w13_bias, w2_bias, then "
+              "scales, zero points and global scales of each, and call refresh() after "
+              "release_weights()");
     }
     if (fresh(given)) return lock;
     if (on_stale_ == StalePolicy::raise) {
@@ -180,26 +234,7 @@ std::vector<Tensor> PlanRecord::refresh(std::span<const Tensor> given) {
                   "weights: expected tensors of the shapes, dtypes and device that the plan was "
                   "made from, got others; build another plan for them");
     }
-    const void* data = tensors[i].data_ptr();
-    switch (roles_[i]) {
-      case Role::w13:
-        weights.w13.data = data;
-        break;
-      case Role::w13_up:
-        weights.w13_up.data = data;
-        break;
-      case Role::w2:
-        weights.w2.data = data;
-        break;
-      case Role::w13_bias:
-        weights.w13_bias.data = data;
-        break;
-      case Role::w2_bias:
-        weights.w2_bias.data = data;
-        break;
-      case Role::kept:
-        break;
-    }
+    point(weights, roles_[i], tensors[i].data_ptr());
   }
   native_.plan->refresh(weights);
   weights_ = std::move(weights);

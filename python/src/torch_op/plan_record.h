@@ -18,7 +18,23 @@
 namespace fusedmoe::torch_op {
 
 // Which tensor of ExpertWeights a watched one is; fusedmoe/torch.py counts the same way.
-enum class Role : std::int64_t { w13 = 0, w13_up, w2, w13_bias, w2_bias, kept };
+enum class Role : std::int64_t {
+  w13 = 0,
+  w13_up,
+  w2,
+  w13_bias,
+  w2_bias,
+  w13_scales,
+  w13_zero_points,
+  w13_global_scales,
+  w13_up_scales,
+  w13_up_zero_points,
+  w13_up_global_scales,
+  w2_scales,
+  w2_zero_points,
+  w2_global_scales,
+  kept
+};
 
 // What watch() does before it watches.
 enum class Before : std::int64_t { nothing = 0, refresh, release };

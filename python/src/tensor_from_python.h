@@ -1,0 +1,34 @@
+// A WeightTensor of Python as a view of the library, with what only Python can check: the library
+// sees addresses, Python sees arrays, whose dtypes and shapes must be what format and layout imply.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "array.h"
+#include "fusedmoe/config.h"
+#include "fusedmoe/weights.h"
+
+namespace fusedmoe::python {
+
+// `object`: an array [experts, outputs, inputs] or a WeightTensor; None = an empty tensor. Appends
+// what keeps the memory alive to `owners`. Throws Error{invalid_argument} naming `name` or a part
+// of it.
+WeightTensor to_tensor(const std::string& name, nb::handle object, const Device& device,
+                       std::vector<nb::object>& owners);
+
+// An array without gaps on the CPU.
+Array dense(const std::string& name, nb::handle object, std::vector<nb::object>& owners);
+
+// "[4, 3]".
+std::string dims_text(const std::vector<std::int64_t>& dims);
+
+// Shapes as Python keeps them: of the scales of a tensor (and of its zero points), and of its
+// global scales. Empty where there are none.
+std::vector<std::int64_t> scale_dims(const WeightTensor& tensor);
+std::vector<std::int64_t> global_dims(const WeightTensor& tensor);
+
+}  // namespace fusedmoe::python
