@@ -21,7 +21,7 @@ FUSEDMOE_INLINE std::uint16_t f32_to_bf16(float value) noexcept {
   return static_cast<std::uint16_t>((bits + 0x7fffU + (bits >> 16 & 1U)) >> 16);
 }
 
-FUSEDMOE_INLINE float f16_to_f32(std::uint16_t bits) noexcept {
+FUSEDMOE_INLINE constexpr float f16_to_f32(std::uint16_t bits) noexcept {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000U) << 16;
   const std::uint32_t exponent = bits >> 10 & 0x1fU;
   std::uint32_t mantissa = bits & 0x3ffU;

@@ -21,7 +21,7 @@ struct SmallFloat {
   static constexpr int kSmallest = 1 - kBias;  // exponent of the smallest normal and of subnormals
 
   // Of a finite code.
-  FUSEDMOE_INLINE static float finite(unsigned code) noexcept {
+  FUSEDMOE_INLINE static constexpr float finite(unsigned code) noexcept {
     const unsigned exponent = (code & (kSign - 1)) >> kMantissa;
     unsigned mantissa = code & ((1U << kMantissa) - 1);
     if (exponent != 0) mantissa |= 1U << kMantissa;
@@ -52,11 +52,11 @@ using E4m3 = SmallFloat<4, 3, 7, 0x7e>;   // no infinity; 0x7f and 0xff are NaN
 using E5m2 = SmallFloat<5, 2, 15, 0x7b>;  // infinity and NaN as IEEE has them
 using E2m1 = SmallFloat<2, 1, 1, 0x7>;    // 0, 0.5, 1, 1.5, 2, 3, 4, 6: neither
 
-FUSEDMOE_INLINE float e4m3_to_f32(std::uint8_t code) noexcept {
+FUSEDMOE_INLINE constexpr float e4m3_to_f32(std::uint8_t code) noexcept {
   if ((code & 0x7fU) == 0x7fU) return std::bit_cast<float>(0x7fc00000U);
   return E4m3::finite(code);
 }
-FUSEDMOE_INLINE float e5m2_to_f32(std::uint8_t code) noexcept {
+FUSEDMOE_INLINE constexpr float e5m2_to_f32(std::uint8_t code) noexcept {
   return f16_to_f32(static_cast<std::uint16_t>(code << 8));
 }
 FUSEDMOE_INLINE float e2m1_to_f32(std::uint8_t code) noexcept { return E2m1::finite(code & 0xfU); }

@@ -1,6 +1,7 @@
 // Kernels for AMX-BF16: tdpbf16ps multiplies tiles of 16 rows by 32 k with tiles of 32 k by 16
 // outputs.
 #include "backends/cpu/kernels/amx_kernels.h"
+#include "backends/cpu/kernels/codes.h"
 #include "backends/cpu/kernels/declarations.h"
 #ifdef FUSEDMOE_AMX_MODEL
 #include "backends/cpu/kernels/amx_model.h"
@@ -51,7 +52,13 @@ struct Tiles {
 
 }  // namespace
 
-void gemm_amx_bf16_bf16(const GemmTile& tile) { gemm_tiles<Tiles>(tile); }
+#define FUSEDMOE_ONLY FUSEDMOE_AMX_BF16
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe)                         \
+  void gemm_##isa##_##format(const GemmTile& tile) {                      \
+    gemm_tiles<Tiles>(tile, decode_steps(code_of(WeightFormat::format))); \
+  }
+#include "backends/cpu/kernels/kernels.inc"
+
 void load_rows_amx_bf16_bf16(const LoadRows& rows) { load_tile_rows(rows); }
 
 }  // namespace fusedmoe::cpu

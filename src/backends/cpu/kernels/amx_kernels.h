@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "backends/cpu/kernels/amx_decode.h"
 #include "backends/cpu/kernels/kernels.h"
 #include "formats/float_bits.h"
 
@@ -54,19 +55,16 @@ FUSEDMOE_INLINE void load_tile_rows(const LoadRows& rows) {
 // Lines to prefetch in one pass over some steps: `lines` a step from `from` on, and from step
 // `until` on from `then`.
 struct StepsAhead {
-  const char* from;
-  const char* then;
-  std::int64_t until;
-  int lines;
+  const char* from = nullptr;
+  const char* then = nullptr;
+  std::int64_t until = 0;
+  int lines = 0;
 };
 
-// One or two blocks of 16 rows by 32 outputs over some steps; a_second is the rows of the other.
-// kLocality: into L1 (3) or L2 (2).
-template <class Tiles, bool kTwo, int kLocality>
-FUSEDMOE_INLINE void multiply_tiles(const char* a, const char* a_second, const char* panel,
-                                    std::int64_t steps, float* sums, bool first,
-                                    const StepsAhead& ahead) {
-  float* second = sums + kTileRows * kPanelOutputs;
+// Sums of one or two blocks of 16 rows by 32 outputs, in tiles 0 to 3.
+template <class Tiles, bool kTwo>
+FUSEDMOE_INLINE void load_sums(const float* sums, bool first) {
+  const float* second = sums + kTileRows * kPanelOutputs;
   if (first) {
     Tiles::template zero<0>();
     Tiles::template zero<1>();
@@ -78,75 +76,119 @@ FUSEDMOE_INLINE void multiply_tiles(const char* a, const char* a_second, const c
     if constexpr (kTwo) Tiles::template load<2>(second, kSumsStride);
     if constexpr (kTwo) Tiles::template load<3>(second + 16, kSumsStride);
   }
-  for (std::int64_t step = 0; step < steps; ++step) {
-    const char* line = (step < ahead.until ? ahead.from : ahead.then) + step * ahead.lines * 64;
-    for (int i = 0; i < ahead.lines; ++i) __builtin_prefetch(line + i * 64, 0, kLocality);
-    const char* weights = panel + step * kStepBytes;
-    Tiles::template load<6>(weights, 128);
-    Tiles::template load<4>(a + step * kTileBytes, 64);
-    Tiles::template dot<0, 4, 6>();
-    if constexpr (kTwo) {
-      Tiles::template load<5>(a_second + step * kTileBytes, 64);
-      Tiles::template dot<2, 5, 6>();
-    }
-    Tiles::template load<7>(weights + 64, 128);
-    Tiles::template dot<1, 4, 7>();
-    if constexpr (kTwo) Tiles::template dot<3, 5, 7>();
-  }
+}
+template <class Tiles, bool kTwo>
+FUSEDMOE_INLINE void store_sums(float* sums) {
+  float* second = sums + kTileRows * kPanelOutputs;
   Tiles::template store<0>(sums, kSumsStride);
   Tiles::template store<1>(sums + 16, kSumsStride);
   if constexpr (kTwo) Tiles::template store<2>(second, kSumsStride);
   if constexpr (kTwo) Tiles::template store<3>(second + 16, kSumsStride);
 }
 
-// Rows that fit two blocks stream the panel once. More rows pass part after part of it, and bring
-// the part after to L2 meanwhile, each pass its share of the lines.
+// Adds some steps to the sums; a_second is the rows of the other block. kLocality: prefetches into
+// L1 (3) or L2 (2).
+template <class Tiles, bool kTwo, int kLocality>
+FUSEDMOE_INLINE void add_steps(const char* a, const char* a_second, const char* weights,
+                               std::int64_t steps, const StepsAhead& ahead) {
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const char* line = (step < ahead.until ? ahead.from : ahead.then) + step * ahead.lines * 64;
+    for (int i = 0; i < ahead.lines; ++i) __builtin_prefetch(line + i * 64, 0, kLocality);
+    const char* at = weights + step * kStepBytes;
+    Tiles::template load<6>(at, 128);
+    Tiles::template load<4>(a + step * kTileBytes, 64);
+    Tiles::template dot<0, 4, 6>();
+    if constexpr (kTwo) {
+      Tiles::template load<5>(a_second + step * kTileBytes, 64);
+      Tiles::template dot<2, 5, 6>();
+    }
+    Tiles::template load<7>(at + 64, 128);
+    Tiles::template dot<1, 4, 7>();
+    if constexpr (kTwo) Tiles::template dot<3, 5, 7>();
+  }
+}
+
+// Rows that fit two blocks: the sums stay in their tiles. Codes are decoded part by part, and
+// prefetch for themselves.
+template <class Tiles, bool kTwo>
+FUSEDMOE_INLINE void gemm_few(const GemmTile& tile, std::int64_t steps, DecodeSteps decode) {
+  const auto* a = static_cast<const char*>(tile.a);
+  const auto* panel = static_cast<const char*>(tile.panel);
+  const char* a_second = a + steps * kTileBytes;
+  load_sums<Tiles, kTwo>(tile.accumulators, tile.first);
+  if (decode == nullptr) {
+    const std::int64_t until = steps - 1;
+    static_assert(kTileAhead <= kStepBytes);
+    const StepsAhead ahead = {panel + kTileAhead,
+                              static_cast<const char*>(tile.next) - until * kStepBytes, until,
+                              kStepBytes / 64};
+    add_steps<Tiles, kTwo, 3>(a, a_second, panel, steps, ahead);
+  } else {
+    alignas(64) char part[kPartSteps * kStepBytes];
+    for (std::int64_t begin = 0; begin < steps; begin += kPartSteps) {
+      const std::int64_t count = std::min(kPartSteps, steps - begin);
+      decode(tile, begin, count, part);
+      add_steps<Tiles, kTwo, 3>(a + begin * kTileBytes, a_second + begin * kTileBytes, part, count,
+                                {});
+    }
+  }
+  store_sums<Tiles, kTwo>(tile.accumulators);
+}
+
+// More rows pass part after part of the panel. Of weights that lie there as tiles read them, each
+// pass brings its share of the part after to L2.
 template <class Tiles>
-FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile) {
-  const std::int64_t steps = (tile.k + kStepK - 1) / kStepK;
+FUSEDMOE_INLINE void gemm_many(const GemmTile& tile, std::int64_t steps, DecodeSteps decode) {
   const int blocks = (tile.rows + kTileRows - 1) / kTileRows;
   const int passes = (blocks + 1) / 2;
   const auto* a = static_cast<const char*>(tile.a);
   const auto* panel = static_cast<const char*>(tile.panel);
   const auto* next = static_cast<const char*>(tile.next);
-  Tiles::configure(std::min(tile.rows, kTileRows));
-  const std::int64_t part = passes == 1 ? steps : kPartSteps;
-  for (std::int64_t begin = 0; begin < steps; begin += part) {
-    const std::int64_t count = std::min(part, steps - begin);
+  alignas(64) char decoded[kPartSteps * kStepBytes];
+  for (std::int64_t begin = 0; begin < steps; begin += kPartSteps) {
+    const std::int64_t count = std::min(kPartSteps, steps - begin);
     const char* weights = panel + begin * kStepBytes;
+    if (decode != nullptr) {
+      decode(tile, begin, count, decoded);
+      weights = decoded;
+    }
     for (int pass = 0; pass < passes; ++pass) {
-      StepsAhead ahead;
-      if (passes == 1) {
-        const std::int64_t until = steps - 1;
-        static_assert(kTileAhead <= kStepBytes);
-        ahead = {weights + kTileAhead, next - until * kStepBytes, until, kStepBytes / 64};
-      } else {
+      StepsAhead ahead = {};
+      if (decode == nullptr) {
         constexpr int kLines = kStepBytes / 64;
         const int lines = (kLines + passes - 1) / passes;
-        const char* coming = begin + count < steps ? weights + part * kStepBytes : next;
+        const char* coming = begin + count < steps ? weights + kPartSteps * kStepBytes : next;
         const char* from = coming + pass * count * lines * 64;
         ahead = {from, from, count, pass * lines < kLines ? lines : 0};
       }
       const char* rows = a + (pass * 2 * steps + begin) * kTileBytes;
       const char* rows_second = rows + steps * kTileBytes;
       float* sums = tile.accumulators + pass * 2 * kTileRows * kPanelOutputs;
-      const bool first = tile.first && begin == 0;
-      const bool two = pass * 2 + 1 < blocks;
-      const auto run = [&]<int kLocality>() {
-        if (two) {
-          multiply_tiles<Tiles, true, kLocality>(rows, rows_second, weights, count, sums, first,
-                                                 ahead);
-        } else {
-          multiply_tiles<Tiles, false, kLocality>(rows, rows_second, weights, count, sums, first,
-                                                  ahead);
-        }
+      const auto run = [&]<bool kTwo>() {
+        load_sums<Tiles, kTwo>(sums, tile.first && begin == 0);
+        add_steps<Tiles, kTwo, 2>(rows, rows_second, weights, count, ahead);
+        store_sums<Tiles, kTwo>(sums);
       };
-      if (passes == 1) {
-        run.template operator()<3>();
+      if (pass * 2 + 1 < blocks) {
+        run.template operator()<true>();
       } else {
-        run.template operator()<2>();
+        run.template operator()<false>();
       }
     }
+  }
+}
+
+// decode: null for weights that lie in the panel as tiles read them.
+template <class Tiles>
+FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile, DecodeSteps decode) {
+  const std::int64_t steps = (tile.k + kStepK - 1) / kStepK;
+  Tiles::configure(std::min(tile.rows, kTileRows));
+  if (tile.rows <= kTileRows) {
+    gemm_few<Tiles, false>(tile, steps, decode);
+  } else if (tile.rows <= 2 * kTileRows) {
+    gemm_few<Tiles, true>(tile, steps, decode);
+  } else {
+    gemm_many<Tiles>(tile, steps, decode);
   }
   Tiles::release();
 }

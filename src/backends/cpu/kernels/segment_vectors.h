@@ -69,7 +69,7 @@ class SegmentScales {
   static constexpr std::int64_t kMost = 32;  // 8 KiB, in L1
 
   // Segments [first, first + count) of a piece.
-  void load(const Segments& segments, std::int64_t first, std::int64_t count) {
+  FUSEDMOE_INLINE void load(const Segments& segments, std::int64_t first, std::int64_t count) {
     using Scale = SegmentLayout::Scale;
     switch (segments.layout.scale) {  // outside of the loop
       case Scale::one:

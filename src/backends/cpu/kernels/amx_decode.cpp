@@ -1,0 +1,161 @@
+// Implementation of amx_decode.h, with AVX-512, VBMI and its conversion to bf16, which every machine
+// with AMX has.
+#include "backends/cpu/kernels/amx_decode.h"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "backends/cpu/kernels/bf16_weights.h"
+#include "backends/cpu/kernels/segment_vectors.h"
+
+namespace fusedmoe::cpu {
+namespace {
+
+constexpr std::int64_t kStepUnits = 16;  // pairs of k of a step
+constexpr std::int64_t kUnitBytes = 128;
+// Bytes of codes ahead, to L1.
+constexpr std::int64_t kCodesAhead = 4096;
+
+// weight = code * scale + offset for one vector: even and odd k of 16 outputs.
+FUSEDMOE_INLINE __m512i scaled(__m512bh codes, __m512 scale, __m512 offset) {
+  const __m512i bits = (__m512i)codes;
+  const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+  const __m512 odd = _mm512_castsi512_ps(
+      _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
+  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_fmadd_ps(odd, scale, offset),
+                                                    _mm512_fmadd_ps(even, scale, offset));
+  alignas(64) static constexpr std::uint16_t kPairs[32] = {
+      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kPairs), both);
+}
+
+// A power of two as a difference of exponents, where no weight of e2m1 leaves the normal numbers:
+// one test and one addition for 32 weights instead of nine operations, and the same bits.
+struct PowersOfTwo {
+  __m512i exponent[2];
+  bool exact;
+
+  FUSEDMOE_INLINE explicit PowersOfTwo(const std::byte* record) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(record));
+    // Smallest and largest magnitudes: 0.5 and 6, 2^-1 and 1.5 * 2^2.
+    const __m256i low = _mm256_max_epu8(codes, _mm256_set1_epi8(2));
+    const __m256i both = _mm256_min_epu8(low, _mm256_set1_epi8(static_cast<char>(252)));
+    exact = _mm256_testc_si256(_mm256_cmpeq_epi8(both, codes), _mm256_set1_epi8(-1)) != 0;
+    const auto shifted = [](__m128i half) {
+      const __m512i bias = _mm512_sub_epi32(_mm512_cvtepu8_epi32(half), _mm512_set1_epi32(127));
+      const __m512i word = _mm512_slli_epi32(bias, 7);
+      return _mm512_mask_blend_epi16(0xaaaaaaaaU, word, _mm512_slli_epi32(word, 16));
+    };
+    exponent[0] = shifted(_mm256_castsi256_si128(codes));
+    exponent[1] = shifted(_mm256_extracti128_si256(codes, 1));
+  }
+  FUSEDMOE_INLINE __m512i times(__m512bh codes, int half) const {
+    const __m512i bits = (__m512i)codes;
+    const __mmask32 nonzero = _mm512_test_epi16_mask(bits, _mm512_set1_epi16(0x7fff));
+    return _mm512_mask_add_epi16(bits, nonzero, bits, exponent[half]);
+  }
+};
+
+template <Code kCode>
+using Weights =
+    std::conditional_t<bits_of(kCode) == 4, NibbleWeights<kCode>, ByteWeights<kCode>>;
+
+// Units [begin, end) of a piece; finish(vector, half) scales.
+template <class Codes, class Finish>
+FUSEDMOE_INLINE void decode_units(const Codes& codes, const char* panel, std::int64_t begin,
+                                  std::int64_t end, char* to, const Finish& finish) {
+  const char* line = panel + begin / Codes::kLineUnits * 64;
+  for (std::int64_t unit = begin; unit < end; unit += Codes::kLineUnits, line += 64) {
+    __builtin_prefetch(line + kCodesAhead);
+#pragma GCC unroll 2
+    for (int i = 0; i < Codes::kLineUnits; ++i) {
+      __m512bh w[2];
+      codes.widen(line, i, w);
+      _mm512_store_si512(to, finish(w[0], 0));
+      _mm512_store_si512(to + 64, finish(w[1], 1));
+      to += kUnitBytes;
+    }
+  }
+}
+
+template <Code kCode>
+void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, void* to) {
+  const SegmentLayout& layout = tile.segments.layout;
+  const Weights<kCode> codes(layout.offset);
+  const auto* panel = static_cast<const char*>(tile.panel);
+  auto* out = static_cast<char*>(to);
+  const std::int64_t first = begin_step * kStepUnits;
+  const std::int64_t last = first + count * kStepUnits;
+  // Units that hold k, in whole lines; the others are zeros.
+  const std::int64_t end = std::min(last, (tile.k + 3) / 4 * 2);
+  std::int64_t unit = first;
+  if (layout.k == 0) {
+    decode_units(codes, panel, first, end, out,
+                 [](__m512bh w, int) { return (__m512i)w; });
+    unit = end;
+  }
+  const std::int64_t segment_units = std::max<std::int64_t>(layout.k / 2, 1);
+  SegmentScales scales;
+  for (std::int64_t loaded = -1; unit < end;) {
+    const std::int64_t segment = unit / segment_units;
+    const std::int64_t until = std::min(end, (segment + 1) * segment_units);
+    char* at = out + (unit - first) * kUnitBytes;
+    if constexpr (kCode == Code::e2m1) {
+      if (layout.scale == SegmentLayout::Scale::e8m0) {
+        const PowersOfTwo powers(tile.segments.records + segment * layout.record_bytes());
+        if (powers.exact) {
+          decode_units(codes, panel, unit, until, at, [&](__m512bh w, int half) {
+            return powers.times(w, half);
+          });
+          unit = until;
+          continue;
+        }
+      }
+    }
+    if (loaded < 0 || segment >= loaded + SegmentScales::kMost) {
+      loaded = segment;
+      const std::int64_t segments =
+          (end - segment * segment_units + segment_units - 1) / segment_units;
+      scales.load(tile.segments, segment, std::min(segments, SegmentScales::kMost));
+    }
+    const float* values = scales.data() + (segment - loaded) * 64;
+    const __m512 scale[2] = {_mm512_load_ps(values), _mm512_load_ps(values + 16)};
+    __m512 offset[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    if (layout.has_offsets()) {
+      offset[0] = _mm512_load_ps(values + 32);
+      offset[1] = _mm512_load_ps(values + 48);
+    }
+    decode_units(codes, panel, unit, until, at, [&](__m512bh w, int half) {
+      return scaled(w, scale[half], offset[half]);
+    });
+    unit = until;
+  }
+  for (std::int64_t u = std::max(first, end); u < last; ++u) {
+    _mm512_store_si512(out + (u - first) * kUnitBytes, _mm512_setzero_si512());
+    _mm512_store_si512(out + (u - first) * kUnitBytes + 64, _mm512_setzero_si512());
+  }
+}
+
+}  // namespace
+
+DecodeSteps decode_steps(Code code) noexcept {
+  switch (code) {
+    case Code::s8:
+      return &decode<Code::s8>;
+    case Code::e4m3:
+      return &decode<Code::e4m3>;
+    case Code::e5m2:
+      return &decode<Code::e5m2>;
+    case Code::e2m1:
+      return &decode<Code::e2m1>;
+    case Code::u4:
+      return &decode<Code::u4>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace fusedmoe::cpu
