@@ -145,8 +145,8 @@ std::uint64_t mix(std::uint64_t x) {
 BitPattern signed_floats(DType dtype, int exponent) {
   const FloatBits& bits = dtype == DType::f32 ? kF32 : dtype == DType::f16 ? kF16 : kBf16;
   BitPattern pattern = positive_floats(bits, exponent);
-  pattern.random |= in_each(
-      bits.bits, std::uint64_t{1} << bits.mantissa | std::uint64_t{1} << (bits.bits - 1));
+  pattern.random |=
+      in_each(bits.bits, std::uint64_t{1} << bits.mantissa | std::uint64_t{1} << (bits.bits - 1));
   return pattern;
 }
 
@@ -172,8 +172,7 @@ RandomStack::RandomStack(const FormatSpec& spec, const WeightTensor& tensor)
     : spec_(spec), tensor_(tensor) {
   const std::int64_t scales = tensor.experts * scale_shape(tensor).count();
   const std::int64_t globals = tensor.experts * globals_per_expert(tensor);
-  codes_ =
-      words_for(format_info(tensor.format).bytes(tensor.experts * expert_stride_of(tensor)));
+  codes_ = words_for(format_info(tensor.format).bytes(tensor.experts * expert_stride_of(tensor)));
   scales_ = words_for(scales * bytes_per_scale(tensor.scales.type));
   if (spec.zero_points) zero_points_ = words_for(scales);
   global_ = words_for(globals * static_cast<std::int64_t>(sizeof(float)));

@@ -79,8 +79,8 @@ std::optional<WeightScales> scales_of(const std::string& word, WeightScales scal
 }
 
 std::optional<ScaleType> type_of(const std::string& word) {
-  for (const ScaleType type : {ScaleType::f32, ScaleType::f16, ScaleType::bf16, ScaleType::e8m0,
-                               ScaleType::e4m3}) {
+  for (const ScaleType type :
+       {ScaleType::f32, ScaleType::f16, ScaleType::bf16, ScaleType::e8m0, ScaleType::e4m3}) {
     if (word == fusedmoe::to_string(type)) return type;
   }
   return {};
@@ -150,8 +150,7 @@ FormatSpec parse_format(const std::string& text) {
       said_type = true;
     } else if (const auto scales = scales_of(word, spec.scales);
                scales && info->takes(scales->layout) &&
-               (info->scales.group_size == 0 ||
-                info->scales.group_size == scales->group_size)) {
+               (info->scales.group_size == 0 || info->scales.group_size == scales->group_size)) {
       if (said_scales) refuse("say one place for the scales");
       spec.scales = *scales;
       said_scales = true;
