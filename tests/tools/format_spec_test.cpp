@@ -39,11 +39,30 @@ TEST(FormatSpec, NamesSayWhatIsChosen) {
 }
 
 TEST(FormatSpec, RefusesTheRestWithWhatIsLegal) {
-  for (const char* bad :
-       {"", "bf17", "bf16:", "bf16:f32", "fp8_e4m3:", "fp8_e4m3:128", "fp8_e4m3:zp", "fp8:tensor",
-        "fp8_e4m3:128x", "fp8_e4m3:x128", "fp8_e4m3:0x128", "fp8_e4m3:tensor:channel",
-        "int8:tensor", "int8:-4", "int8:4.5", "int8:128:64", "int4:f16:f16", "int4:zp:zp",
-        "int4:e8m0", "mxfp4:16", "mxfp4:f32", "nvfp4:zp", "q4_k:256", "int8:99999999999"}) {
+  for (const char* bad : {"",
+                          "bf17",
+                          "bf16:",
+                          "bf16:f32",
+                          "fp8_e4m3:",
+                          "fp8_e4m3:128",
+                          "fp8_e4m3:zp",
+                          "fp8:tensor",
+                          "fp8_e4m3:128x",
+                          "fp8_e4m3:x128",
+                          "fp8_e4m3:0x128",
+                          "fp8_e4m3:tensor:channel",
+                          "int8:tensor",
+                          "int8:-4",
+                          "int8:4.5",
+                          "int8:128:64",
+                          "int4:f16:f16",
+                          "int4:zp:zp",
+                          "int4:e8m0",
+                          "mxfp4:16",
+                          "mxfp4:f32",
+                          "nvfp4:zp",
+                          "q4_k:256",
+                          "int8:99999999999"}) {
     try {
       parse_format(bad);
       ADD_FAILURE() << "'" << bad << "' was taken";
