@@ -60,7 +60,7 @@ WeightTensor RandomWeights::make_tensor(WeightTensor tensor, const RandomWeights
   std::normal_distribution<float> normal(0.0F, 1.0F / std::sqrt(static_cast<float>(tensor.inputs)));
   std::vector<float> values(tensor.experts * tensor.outputs * tensor.inputs);
   for (float& value : values) value = normal(random);
-  const bool points = options.zero_points && format_info(tensor.format).scales.zero_points;
+  const bool points = tensor.scales.zero_points != nullptr;
   const QuantizedStack stack =
       quantize(values, tensor, {.zero_points = points, .fill = std::byte{0xff}});
   tensor.data = keep(stack.data, options.misalign);
@@ -73,42 +73,58 @@ WeightTensor RandomWeights::make_tensor(WeightTensor tensor, const RandomWeights
   return tensor;
 }
 
-BiasTensor RandomWeights::make_bias(DType dtype, std::int64_t experts, std::int64_t size,
-                                    std::mt19937_64& random) {
-  auto& memory = memory_.emplace_back(experts * size * bytes_per_element(dtype));
+BiasTensor RandomWeights::make_bias(BiasTensor bias, std::mt19937_64& random) {
+  if (bias.empty()) return bias;
+  const std::int64_t count = bias.experts * bias.size;
+  auto& memory = memory_.emplace_back(count * bytes_per_element(bias.dtype));
   std::normal_distribution<float> normal(0.0F, 0.5F);
-  for (std::int64_t i = 0; i < experts * size; ++i) store(memory.data(), dtype, i, normal(random));
-  return {memory.data(), dtype, experts, size};
+  for (std::int64_t i = 0; i < count; ++i) store(memory.data(), bias.dtype, i, normal(random));
+  bias.data = memory.data();
+  return bias;
 }
 
-RandomWeights::RandomWeights(const MoeConfig& config, std::int64_t num_experts,
-                             const RandomWeightsOptions& options, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
+ExpertWeights stated_weights(const MoeConfig& config, std::int64_t num_experts,
+                             const RandomWeightsOptions& options) {
+  static constexpr std::uint8_t kSomeZeroPoints = 8;
   const bool gated = is_gated(config.activation.kind);
   const std::int64_t outputs = config.intermediate_size * (gated ? 2 : 1);
   const bool apart = options.gate_up_apart && gated;
-  const WeightScales w13_scales = options.w13_scales.value_or(default_scales(options.w13_format));
-  WeightTensor w13{.format = options.w13_format,
-                   .layout = options.w13_layout,
-                   .experts = num_experts,
-                   .outputs = apart ? config.intermediate_size : outputs,
-                   .inputs = config.hidden_size,
-                   .scales = w13_scales};
-  view_.w13 = make_tensor(w13, options, random);
-  if (apart) view_.w13_up = make_tensor(w13, options, random);
-  view_.w2 = make_tensor({.format = options.w2_format,
-                          .layout = options.w2_layout,
-                          .experts = num_experts,
-                          .outputs = config.hidden_size,
-                          .inputs = config.intermediate_size,
-                          .scales = options.w2_scales.value_or(default_scales(options.w2_format))},
-                         options, random);
-  if (options.w13_bias) {
-    view_.w13_bias = make_bias(options.bias_dtype, num_experts, outputs, random);
-  }
+  const auto tensor = [&](WeightFormat format, WeightLayout layout,
+                          const std::optional<WeightScales>& scales, std::int64_t rows,
+                          std::int64_t inputs) {
+    WeightTensor result{.format = format,
+                        .layout = layout,
+                        .experts = num_experts,
+                        .outputs = rows,
+                        .inputs = inputs,
+                        .scales = scales.value_or(default_scales(format))};
+    if (options.zero_points && format_info(format).scales.zero_points) {
+      result.scales.zero_points = &kSomeZeroPoints;
+    }
+    return result;
+  };
+  ExpertWeights weights;
+  weights.w13 = tensor(options.w13_format, options.w13_layout, options.w13_scales,
+                       apart ? config.intermediate_size : outputs, config.hidden_size);
+  if (apart) weights.w13_up = weights.w13;
+  weights.w2 = tensor(options.w2_format, options.w2_layout, options.w2_scales, config.hidden_size,
+                      config.intermediate_size);
+  if (options.w13_bias) weights.w13_bias = {nullptr, options.bias_dtype, num_experts, outputs};
   if (options.w2_bias) {
-    view_.w2_bias = make_bias(options.bias_dtype, num_experts, config.hidden_size, random);
+    weights.w2_bias = {nullptr, options.bias_dtype, num_experts, config.hidden_size};
   }
+  return weights;
+}
+
+RandomWeights::RandomWeights(const MoeConfig& config, std::int64_t num_experts,
+                             const RandomWeightsOptions& options, std::uint64_t seed)
+    : view_(stated_weights(config, num_experts, options)) {
+  std::mt19937_64 random(seed);
+  view_.w13 = make_tensor(view_.w13, options, random);
+  if (!view_.w13_up.empty()) view_.w13_up = make_tensor(view_.w13_up, options, random);
+  view_.w2 = make_tensor(view_.w2, options, random);
+  view_.w13_bias = make_bias(view_.w13_bias, random);
+  view_.w2_bias = make_bias(view_.w2_bias, random);
 }
 
 void* RandomWeights::w2_data() { return const_cast<void*>(view_.w2.data); }
@@ -130,8 +146,8 @@ ExpertWeights slice(const ExpertWeights& weights, std::int64_t expert) {
 ExpertWeights RandomWeights::as_source() const {
   ExpertWeights result = view_;
   for (WeightTensor* tensor : {&result.w13, &result.w13_up, &result.w2}) {
-    tensor->data = tensor->scales.data = tensor->scales.zero_points = nullptr;
-    tensor->scales.global = nullptr;
+    tensor->data = tensor->scales.data = nullptr;
+    tensor->scales.global = nullptr;  // zero_points stays: it says that there are some
   }
   for (BiasTensor* bias : {&result.w13_bias, &result.w2_bias}) bias->data = nullptr;
   result.source = [whole = view_](std::int64_t expert) { return slice(whole, expert); };

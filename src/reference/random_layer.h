@@ -32,6 +32,11 @@ struct RandomWeightsOptions {
   std::int64_t misalign = 0;        // bytes by which data start off a 64-byte boundary
 };
 
+// What such weights are: shapes, formats and layouts, without data. Zero points, if there are to be
+// some, have an address that nobody may read.
+ExpertWeights stated_weights(const MoeConfig& config, std::int64_t num_experts,
+                             const RandomWeightsOptions& options);
+
 class RandomWeights {
  public:
   // num_experts: how many the weights hold (local ones under a map).
@@ -44,13 +49,12 @@ class RandomWeights {
   void* w2_data();
 
  private:
-  // What `tensor` says, filled.
+  // What `tensor` states, filled.
   WeightTensor make_tensor(WeightTensor tensor, const RandomWeightsOptions& options,
                            std::mt19937_64& random);
   // A copy at `misalign` bytes behind a multiple of 64; null for nothing.
   std::byte* keep(std::span<const std::byte> bytes, std::int64_t misalign);
-  BiasTensor make_bias(DType dtype, std::int64_t experts, std::int64_t size,
-                       std::mt19937_64& random);
+  BiasTensor make_bias(BiasTensor bias, std::mt19937_64& random);
 
   std::vector<std::vector<std::byte>> memory_;
   ExpertWeights view_;

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -17,10 +18,15 @@
 #include "bench_allocations.h"
 #include "bench_floor.h"
 #include "bench_inputs.h"
+#include "bench_random.h"
 #include "bench_step.h"
+#include "format_spec.h"
+#include "formats/format.h"
+#include "formats/quantize.h"
 #include "fusedmoe/error.h"
 #include "model_shapes.h"
 #include "probes.h"
+#include "reference/reference_moe.h"
 #include "verbs.h"
 
 namespace fusedmoe::tool {
@@ -75,24 +81,24 @@ TEST(ModelShapes, ParsesAShape) {
 
 // --- Counting and the floor -------------------------------------------------------------------
 
+const FormatSpec kBf16;
+
 TEST(Floor, CountsWhatIsActive) {
   ModelShape shape = parse_shape("10,6,4,2");
   shape.config.dtype = DType::bf16;
   // An expert: w13 12 x 10 and w2 10 x 6 weights of 2 bytes.
-  EXPECT_EQ(expert_bytes(shape, WeightFormat::bf16), (120 + 60) * 2);
-  EXPECT_EQ(expert_bytes(shape, WeightFormat::f32), (120 + 60) * 4);
-  EXPECT_EQ(layer_bytes(shape, WeightFormat::bf16), 4 * 360);
+  EXPECT_EQ(expert_bytes(shape, kBf16), (120 + 60) * 2);
+  EXPECT_EQ(expert_bytes(shape, FormatSpec{WeightFormat::f32}), (120 + 60) * 4);
+  EXPECT_EQ(layer_bytes(shape, kBf16), 4 * 360);
   // Three tokens; experts 2, 0 and 3 have rows, one slot is skipped.
   const std::vector<std::int32_t> ids = {2, 0, 2, -1, 3, 0};
-  const Work work =
-      count_work(shape, WeightFormat::bf16, ids, std::vector<std::int32_t>{0, 1, 2, 3});
+  const Work work = count_work(shape, kBf16, ids, std::vector<std::int32_t>{0, 1, 2, 3});
   EXPECT_EQ(work.active_experts, 3);
   EXPECT_EQ(work.rows, 5);
   EXPECT_EQ(work.bytes, 3 * 360 + 3 * 10 * 2 * 2);
   EXPECT_EQ(work.operations, 2 * 5 * 180);
   // The same on a rank that holds experts 0 and 1 only.
-  const Work local =
-      count_work(shape, WeightFormat::bf16, ids, std::vector<std::int32_t>{0, 1, -1, -1});
+  const Work local = count_work(shape, kBf16, ids, std::vector<std::int32_t>{0, 1, -1, -1});
   EXPECT_EQ(local.active_experts, 1);
   EXPECT_EQ(local.rows, 2);
 }
@@ -100,9 +106,9 @@ TEST(Floor, CountsWhatIsActive) {
 TEST(Floor, BiasesAndUngatedExperts) {
   ModelShape shape = parse_shape("10,6,4,2");
   shape.bias = true;
-  EXPECT_EQ(expert_bytes(shape, WeightFormat::bf16), 360 + (12 + 10) * 4);
+  EXPECT_EQ(expert_bytes(shape, kBf16), 360 + (12 + 10) * 4);
   shape.config.activation.kind = Activation::relu2;
-  EXPECT_EQ(expert_bytes(shape, WeightFormat::bf16), (60 + 60) * 2 + (6 + 10) * 4);
+  EXPECT_EQ(expert_bytes(shape, kBf16), (60 + 60) * 2 + (6 + 10) * 4);
 }
 
 TEST(Floor, IsTheLargerOfTwoTimes) {
@@ -152,14 +158,46 @@ TEST(Inputs, RoutingsDifferAndStepsMoveTheSameBytes) {
 TEST(Inputs, RandomFloatsAreFiniteAndOfOneSize) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     std::vector<std::uint64_t> words(1000, 0);
-    fill_random(words.data(), 8000 / bytes_per_element(dtype), dtype, 1, 2);
+    fill_random(words, signed_floats(dtype, -7), 1, 2);
     std::set<std::uint64_t> different(words.begin(), words.end());
     EXPECT_EQ(different.size(), words.size());
-    if (dtype != DType::f32) continue;
-    const auto* floats = reinterpret_cast<const float*>(words.data());
-    for (int i = 0; i < 2000; ++i) {
-      EXPECT_GE(std::abs(floats[i]), 1.0F / 128);
-      EXPECT_LT(std::abs(floats[i]), 1.0F / 32);
+    const ConstMatrixView floats(words.data(), dtype, 1, 8000 / bytes_per_element(dtype));
+    int negative = 0;
+    for (std::int64_t i = 0; i < floats.columns; ++i) {
+      const double value = element(floats, 0, i);
+      EXPECT_GE(std::abs(value), 1.0 / 128);
+      EXPECT_LT(std::abs(value), 1.0 / 32);
+      negative += value < 0 ? 1 : 0;
+    }
+    EXPECT_NEAR(static_cast<double>(negative) / static_cast<double>(floats.columns), 0.5, 0.05);
+  }
+}
+
+// Every code is a number, and weights of all formats have about the same size, so that layers of
+// any size have outputs near 1.
+TEST(Inputs, RandomWeightsOfEveryFormatAreFiniteAndOfOneSize) {
+  for (const char* name :
+       {"f32", "f16", "bf16", "fp8_e4m3", "fp8_e4m3:tensor:f16", "fp8_e4m3:channel:bf16",
+        "fp8_e5m2", "fp8_e5m2:16x256:f16", "mxfp8", "mxfp4", "nvfp4", "int8", "int8:128:f16",
+        "int4", "int4:32:zp", "int4:channel:f32", "q4_k", "q5_k", "q6_k"}) {
+    const FormatSpec spec = parse_format(name);
+    RandomStack stack(spec, tensor_of(spec, 2, 64, 512));
+    for (const std::uint64_t seed : {1, 2}) {
+      stack.fill(seed, 2);
+      double squares = 0;
+      double sum = 0;
+      const std::vector<float> values = dequantize(stack.view());
+      ASSERT_EQ(values.size(), 2U * 64 * 512);
+      for (const float value : values) {
+        ASSERT_TRUE(std::isfinite(value)) << name;
+        squares += static_cast<double>(value) * static_cast<double>(value);
+        sum += static_cast<double>(value);
+      }
+      const auto count = static_cast<double>(values.size());
+      const double root_mean = std::sqrt(squares / count);
+      EXPECT_GT(root_mean, 1.0 / 256) << name;
+      EXPECT_LT(root_mean, 1.0 / 16) << name;
+      EXPECT_LT(std::abs(sum / count), 0.7 * root_mean) << name;
     }
   }
 }
@@ -310,6 +348,55 @@ TEST(Bench, OneRowPerTokensWithoutModes) {
   EXPECT_EQ(rows[0]["launches_per_call"], 0);  // nothing to fork for one thread
 }
 
+TEST(Bench, EveryFormatRuns) {
+  for (const FormatInfo& info : all_formats()) {
+    const auto rows = bench({"--shape", "256,256,4,2", "--layers", "2", "--tokens", "5", "--format",
+                             info.name, "--threads", "2", "--seconds", "0.02"},
+                            kExitFine);
+    ASSERT_EQ(rows.size(), 1U) << info.name;
+    EXPECT_EQ(rows[0]["format"], to_string(parse_format(info.name)));
+    EXPECT_EQ(rows[0]["bit_equal"], true) << info.name;
+    const auto load = bench({"--shape", "256,256,4,2", "--format", info.name, "--load"}, kExitFine);
+    ASSERT_EQ(load.size(), 2U) << info.name;
+    EXPECT_GE(load[0]["packed_bytes"], 4 * load[0]["expert_bytes"].get<std::int64_t>())
+        << info.name;
+  }
+}
+
+TEST(Bench, ScalesAreInTheNameAndInTheBytes) {
+  const std::vector<std::string> shape = {"--shape",   "256,128,2,2", "--layers",  "2",
+                                          "--tokens",  "1",           "--threads", "1",
+                                          "--seconds", "0.02"};
+  const auto run = [&](const std::string& format) {
+    std::vector<std::string> arguments = shape;
+    arguments.insert(arguments.end(), {"--format", format});
+    return bench(arguments, kExitFine).at(0);
+  };
+  constexpr std::int64_t kWeights = 3 * 256 * 128, kTokens = 2 * 256 * 2;
+  const nlohmann::json int4 = run("int4:64:zp:bf16");
+  EXPECT_EQ(int4["format"], "int4:64:bf16:zp");
+  // Both experts are active: codes, two bytes a group, half a byte for its zero point.
+  EXPECT_EQ(int4["bytes_moved"],
+            2 * (kWeights / 2 + kWeights / 64 * 2 + kWeights / 64 / 2) + kTokens);
+  const nlohmann::json tensor = run("fp8_e4m3:tensor");
+  EXPECT_EQ(tensor["format"], "fp8_e4m3:tensor");
+  EXPECT_EQ(tensor["bytes_moved"], 2 * (kWeights + 3 * 4) + kTokens);  // gate, up, down
+}
+
+// Where the machine has no kernels for it but those that are slow on purpose, the reason.
+TEST(Bench, ModeA8RunsOrIsRefused) {
+  std::vector<std::string> arguments = {"--shape",   "64,64,4,2", "--layers", "2",      "--tokens",
+                                        "3",         "--format",  "int8",     "--mode", "a8",
+                                        "--seconds", "0.02",      "--isa",    "scalar"};
+  const auto rows = bench(arguments, kExitFine);
+  ASSERT_EQ(rows.size(), 1U);
+  EXPECT_EQ(rows[0]["mode"], "a8");
+  arguments[7] = "mxfp4";
+  EXPECT_THROW(bench(arguments, kExitFine), Error);
+  arguments[9] = "a4";
+  EXPECT_THROW(bench(arguments, kExitFine), Error);
+}
+
 TEST(Bench, LoadHasRowsOfItsOwn) {
   const auto rows = bench({"--model", "tiny", "--load"}, kExitFine);
   ASSERT_EQ(rows.size(), 2U);
@@ -323,7 +410,8 @@ TEST(Bench, LoadHasRowsOfItsOwn) {
 
 TEST(Bench, RefusesWhatItCannotRun) {
   EXPECT_THROW(bench({"--model", "tiny", "--format", "bf17"}, kExitFine), Error);
-  EXPECT_THROW(bench({"--model", "tiny", "--format", "mxfp4"}, kExitFine), Error);
+  // Blocks of 256 inputs: w2 has 128.
+  EXPECT_THROW(bench({"--model", "tiny", "--format", "q4_k"}, kExitFine), Error);
   EXPECT_THROW(bench({"--model", "tiny", "--dtype", "i8"}, kExitFine), Error);
   EXPECT_THROW(bench({"--model", "tiny", "--shape", "1,1,1,1"}, kExitFine), CLI::ParseError);
   EXPECT_THROW(bench({"--model", "tiny", "--tokens", "0"}, kExitFine), CLI::ParseError);
@@ -333,10 +421,22 @@ TEST(Bench, RefusesWhatItCannotRun) {
 TEST(Probes, MeasureSomething) {
   EXPECT_GT(last_level_cache_bytes(), 0);
   EXPECT_GT(available_memory_bytes(), 0);
-  const Peaks peaks = measure_peaks("scalar", WeightFormat::bf16, 1);
+  const Peaks peaks = measure_peaks({"scalar", DType::f32}, DType::bf16, 1);
   EXPECT_GT(peaks.gflops, 0);
   EXPECT_GE(peaks.best_gflops, peaks.gflops);
   EXPECT_FALSE(peaks.instruction.empty());
+}
+
+// Integers have a ceiling of their own where the machine multiplies them, else that of floats.
+TEST(Probes, IntegersHaveAPeak) {
+  const CpuKernel kernel = cpu_kernel("", WeightFormat::int8, DType::bf16, ComputeMode::a8);
+  ASSERT_EQ(kernel.operands, DType::i8);
+  const Peaks peaks = measure_peaks(kernel, DType::i8, 1);
+  EXPECT_GT(peaks.gflops, 0);
+  for (const PeakLoop& loop : peak_loops()) {
+    if (!loop.available || loop.operands != DType::i8 || loop.isa != kernel.isa) continue;
+    EXPECT_EQ(peaks.instruction, loop.instruction);
+  }
 }
 
 }  // namespace

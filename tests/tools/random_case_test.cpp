@@ -5,8 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 #include <set>
 
+#include "formats/format.h"
+#include "fusedmoe/fused_moe.h"
 #include "verify_layer.h"
 
 namespace fusedmoe::tool {
@@ -73,10 +76,62 @@ TEST(RandomCase, CoversEveryValueOfEveryDimension) {
                                                           {"runner", "gang"},
                                                           {"weight storage", "adopt"},
                                                           {"in place", "yes"},
+                                                          {"w13 format", "nvfp4"},
+                                                          {"w2 format", "q6_k"},
+                                                          {"w13 scales", "tensor"},
+                                                          {"w2 scales", "channel"},
+                                                          {"w13 scales", "block"},
+                                                          {"w2 scales", "group"},
+                                                          {"w13 scale type", "bf16"},
+                                                          {"w2 scale type", "e4m3"},
+                                                          {"w13 scale parts", "halves"},
+                                                          {"w13 scale parts", "interleaved"},
+                                                          {"w13 groups", "last one partial"},
+                                                          {"w2 groups", "one"},
+                                                          {"w13 groups", "whole"},
+                                                          {"scales transposed", "yes"},
+                                                          {"zero points", "yes"},
+                                                          {"mode", "a8"},
                                                           {"activation", "situ"},
                                                           {"threads", "8"}};
   for (const auto& tag : expected) {
     EXPECT_TRUE(seen.contains(tag)) << tag.first << " " << tag.second;
+  }
+}
+
+// What the library refuses is never drawn.
+TEST(RandomCase, EveryCaseIsLegal) {
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    const RandomCase drawn = draw_case(seed, {}, kScalar);
+    ExpertWeights weights = stated_weights(drawn.config, drawn.num_local, drawn.weights);
+    weights.source = [](std::int64_t) { return ExpertWeights(); };
+    PlanOptions options;
+    options.expert_map = drawn.expert_map;
+    options.isa = drawn.isa;
+    options.mode = drawn.mode;
+    const Support support = FusedMoe::supports(drawn.config, weights, options);
+    EXPECT_TRUE(support.ok) << seed << ": " << support.reason << "\n" << describe(drawn);
+  }
+}
+
+// Each format, so that a format whose kernels or packing are wrong cannot pass.
+TEST(RandomCase, FewCasesOfEachFormatPass) {
+  std::map<std::pair<WeightFormat, bool>, int> left;
+  for (const FormatInfo& info : all_formats()) {
+    left[{info.format, false}] = left[{info.format, true}] = 3;
+  }
+  for (std::uint64_t seed = 0; seed < 600; ++seed) {
+    const RandomCase drawn = draw_case(seed, {.max_multiply_adds = 16'000'000}, kScalar);
+    int& w13 = left[{drawn.weights.w13_format, false}];
+    int& w2 = left[{drawn.weights.w2_format, true}];
+    if (w13 <= 0 && w2 <= 0) continue;
+    --w13;
+    --w2;
+    const CaseResult result = run_case(drawn);
+    EXPECT_TRUE(result.pass()) << seed << ": " << result.problem << "\n" << describe(drawn);
+  }
+  for (const auto& [format, count] : left) {
+    EXPECT_LE(count, 0) << to_string(format.first) << (format.second ? " of w2" : " of w13");
   }
 }
 

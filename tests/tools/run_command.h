@@ -80,25 +80,11 @@ inline CommandResult run_command(const std::string& arguments,
 
 inline std::string golden(const std::string& name) { return FUSEDMOE_GOLDEN_DIR "/" + name; }
 
-// Names of the cases in the manifest that this version computes.
-inline std::vector<std::string> unquantised_goldens() {
+// Names of the cases in the manifest.
+inline std::vector<std::string> goldens() {
   std::vector<std::string> names;
   const auto manifest = nlohmann::json::parse(read_file(golden("manifest.json")));
-  for (const auto& entry : manifest.at("cases")) {
-    const std::string format = entry.at("format");
-    if (format == "bf16" || format == "f16" || format == "f32") names.push_back(entry.at("name"));
-  }
-  return names;
-}
-
-// ... and those that are refused: quantised, or in another container.
-inline std::vector<std::string> refused_goldens() {
-  std::vector<std::string> names;
-  const auto manifest = nlohmann::json::parse(read_file(golden("manifest.json")));
-  for (const auto& entry : manifest.at("cases")) {
-    const std::string format = entry.at("format");
-    if (format != "bf16" && format != "f16" && format != "f32") names.push_back(entry.at("name"));
-  }
+  for (const auto& entry : manifest.at("cases")) names.push_back(entry.at("name"));
   return names;
 }
 

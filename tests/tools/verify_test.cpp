@@ -18,8 +18,8 @@ std::string paths(const std::vector<std::string>& names) {
   return text;
 }
 
-TEST(Verify, EveryUnquantisedGoldenPasses) {
-  const CommandResult result = run_command("verify --json" + paths(unquantised_goldens()));
+TEST(Verify, EveryGoldenPasses) {
+  const CommandResult result = run_command("verify --json" + paths(goldens()));
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.errors, "");
   std::set<std::string> golden_paths;
@@ -31,7 +31,7 @@ TEST(Verify, EveryUnquantisedGoldenPasses) {
     EXPECT_EQ(row.at("routing"), "match") << row;
     golden_paths.insert(row.at("path"));
   }
-  EXPECT_EQ(golden_paths.size(), unquantised_goldens().size());
+  EXPECT_EQ(golden_paths.size(), goldens().size());
 }
 
 TEST(Verify, TheTableEndsWithASummary) {
@@ -60,12 +60,10 @@ TEST(Verify, PicksLayersTokensThreadsAndInstructionSet) {
   EXPECT_EQ(run_command("verify --layer 7" + paths({"olmoe_f32"})).exit_code, 2);
 }
 
-TEST(Verify, QuantisedAndBrokenInputIsRefused) {
-  std::vector<std::string> names = refused_goldens();
-  for (const char* bad : {"bad/missing_expert", "bad/truncated.safetensors", "nonexistent"}) {
-    names.emplace_back(bad);
-  }
-  for (const std::string& name : names) {
+TEST(Verify, BrokenInputIsRefused) {
+  for (const std::string name :
+       {"bad/missing_expert", "bad/missing_scale", "bad/wrong_scale_shape",
+        "bad/truncated.safetensors", "bad/truncated_gguf.gguf", "nonexistent"}) {
     const CommandResult result = run_command("verify --json " + golden(name));
     EXPECT_EQ(result.exit_code, 2) << name;
     EXPECT_EQ(result.output, "") << name;
@@ -74,12 +72,12 @@ TEST(Verify, QuantisedAndBrokenInputIsRefused) {
 }
 
 TEST(Verify, OneBadPathDoesNotHideTheOthers) {
-  const CommandResult result =
-      run_command("verify --json" + paths({"bad/missing_expert", "mixtral_bf16", "awq_int4"}));
+  const CommandResult result = run_command(
+      "verify --json" + paths({"bad/missing_expert", "mixtral_bf16", "bad/missing_scale"}));
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(result.rows().size(), 2U);
   EXPECT_NE(result.errors.find("missing_expert"), std::string::npos);
-  EXPECT_NE(result.errors.find("awq_int4"), std::string::npos);
+  EXPECT_NE(result.errors.find("missing_scale"), std::string::npos);
 }
 
 // One float of a golden is moved.

@@ -81,7 +81,7 @@ nlohmann::ordered_json describe_setup(const BenchSetup& setup) {
   row["top_k"] = config.top_k;
   row["format"] = to_string(setup.format);
   row["dtype"] = short_name(config.dtype);
-  row["mode"] = setup.options.mode == ComputeMode::a16 ? "a16" : "a8";
+  row["mode"] = mode_name(setup.options.mode);
   row["device"] = fusedmoe::to_string(setup.options.device);
   row["isa"] = chosen_isa(setup.options);
   row["threads"] = setup.threads;

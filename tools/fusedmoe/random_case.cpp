@@ -4,6 +4,9 @@
 #include <limits>
 #include <numeric>
 
+#include "formats/format.h"
+#include "formats/quantize.h"
+#include "fusedmoe/fused_moe.h"
 #include "random_draw.h"
 
 namespace fusedmoe::tool {
@@ -39,6 +42,12 @@ std::int64_t draw_tokens(Draw& draw) {
   return draw.chance(0.3) ? draw.in(1, 4) : draw.log_in(1, 60);
 }
 
+// The smallest size that the format can hold.
+std::int64_t multiple_of(WeightFormat format) {
+  const FormatInfo& info = format_info(format);
+  return info.encode == nullptr ? info.block_elements : 1;
+}
+
 void draw_sizes(RandomCase& drawn, Draw& draw, const SizeLimits& limits) {
   const auto focus = static_cast<Focus>(draw.in(0, 6));
   MoeConfig& config = drawn.config;
@@ -57,8 +66,14 @@ void draw_sizes(RandomCase& drawn, Draw& draw, const SizeLimits& limits) {
   config.top_k = focus == Focus::top_k ? draw.in(5, 12) : draw.in(1, 4);
   if (draw.chance(0.1)) config.top_k = config.num_experts;
 
-  config.hidden_size = std::min(config.hidden_size, limits.max_hidden);
-  config.intermediate_size = std::min(config.intermediate_size, limits.max_intermediate);
+  const std::int64_t hidden_multiple = multiple_of(drawn.weights.w13_format);
+  const std::int64_t inter_multiple = multiple_of(drawn.weights.w2_format);
+  const auto whole = [](std::int64_t size, std::int64_t multiple, std::int64_t max) {
+    return std::min((size + multiple - 1) / multiple, max / multiple) * multiple;
+  };
+  config.hidden_size = whole(config.hidden_size, hidden_multiple, limits.max_hidden);
+  config.intermediate_size =
+      whole(config.intermediate_size, inter_multiple, limits.max_intermediate);
   config.num_experts = std::min(config.num_experts, limits.max_experts);
   tokens = std::min(tokens, limits.max_tokens);
 
@@ -74,6 +89,15 @@ void draw_sizes(RandomCase& drawn, Draw& draw, const SizeLimits& limits) {
   const std::int64_t max_weights = std::max<std::int64_t>(3, limits.max_weights);
   const std::int64_t budget = std::max<std::int64_t>(
       3, limits.max_multiply_adds >> draw.in(0, 4));  // most cases are far below the limit
+  const auto least = [&](const std::int64_t* dimension) {
+    return dimension == &config.hidden_size         ? hidden_multiple
+           : dimension == &config.intermediate_size ? inter_multiple
+                                                    : 1;
+  };
+  const auto halve = [&](std::int64_t* dimension) {
+    const std::int64_t multiple = least(dimension);
+    *dimension = (*dimension / multiple + 1) / 2 * multiple;
+  };
   for (;;) {
     config.top_k = std::min(config.top_k, config.num_experts);
     const std::int64_t matrix = 3 * config.hidden_size * config.intermediate_size;
@@ -81,15 +105,15 @@ void draw_sizes(RandomCase& drawn, Draw& draw, const SizeLimits& limits) {
     if (!many_weights && matrix * tokens * config.top_k <= budget) break;
     std::int64_t* largest = nullptr;
     for (std::int64_t* dimension : dimensions) {
-      if (dimension == kept || *dimension <= 1) continue;
+      if (dimension == kept || *dimension <= least(dimension)) continue;
       if (many_weights && (dimension == &tokens || dimension == &config.top_k)) continue;
       if (!many_weights && dimension == &config.num_experts) continue;
       if (largest == nullptr || *dimension > *largest) largest = dimension;
     }
     if (largest == nullptr) {
-      for (std::int64_t* dimension : dimensions) *dimension = (*dimension + 1) / 2;
+      for (std::int64_t* dimension : dimensions) halve(dimension);
     } else {
-      *largest = (*largest + 1) / 2;
+      halve(largest);
     }
   }
 }
@@ -114,21 +138,99 @@ void draw_layer(RandomCase& drawn, Draw& draw) {
   config.apply_router_weight_on_input = draw.chance(0.25);
 }
 
+// Before the sizes: some formats come in blocks that must be whole.
+void draw_formats(RandomCase& drawn, Draw& draw, const SizeLimits& limits) {
+  RandomWeightsOptions& weights = drawn.weights;
+  constexpr std::int64_t kBlock = 256;
+  const bool blocks =
+      std::min(limits.max_hidden, limits.max_intermediate) >= kBlock &&
+      std::min(limits.max_weights, limits.max_multiply_adds >> 4) >= 3 * kBlock * kBlock;
+  const std::int64_t last =
+      static_cast<std::int64_t>(blocks ? WeightFormat::q6_k : WeightFormat::int4);
+  const auto any = [&] { return static_cast<WeightFormat>(draw.in(0, last)); };
+  if (draw.chance(0.1)) {  // those that mode a8 may be built for, more often
+    drawn.mode = ComputeMode::a8;
+    weights.w13_format = draw.one_of({WeightFormat::int8, WeightFormat::int4});
+    weights.w2_format = draw.one_of({WeightFormat::int8, WeightFormat::int4});
+    return;
+  }
+  weights.w13_format = any();
+  weights.w2_format = draw.chance(0.4) ? weights.w13_format : any();
+}
+
+template <class Enum>
+Enum legal_one(Draw& draw, unsigned mask) {
+  for (;;) {
+    const auto value = static_cast<unsigned>(draw.in(0, 7));
+    if ((mask >> value & 1) != 0) return static_cast<Enum>(value);
+  }
+}
+
+// Inputs that share a scale: whole units of 4, or more than there are.
+std::int64_t draw_group(Draw& draw, std::int64_t inputs) {
+  switch (draw.in(0, 4)) {
+    case 0:
+      return 4 * draw.in(1, 20);
+    case 1:
+      return inputs + draw.in(0, 70);
+    case 2:
+      return 4 * draw.in(1, std::max<std::int64_t>(1, inputs / 3));
+    case 3:
+      for (const std::int64_t parts : {5, 4, 3, 2}) {  // whole groups
+        if (inputs % (4 * parts) == 0) return inputs / parts;
+      }
+      [[fallthrough]];
+    default:
+      return draw.one_of<std::int64_t>({16, 32, 64, 128, 256});
+  }
+}
+
+WeightScales draw_scales(Draw& draw, WeightFormat format, std::int64_t inputs) {
+  const ScaleRule& rule = format_info(format).scales;
+  WeightScales scales = default_scales(format);
+  if (scales.layout == ScaleLayout::none) return scales;
+  scales.layout = legal_one<ScaleLayout>(draw, rule.layouts);
+  scales.type = legal_one<ScaleType>(draw, rule.types);
+  scales.group_size = rule.group_size;
+  if (scales.layout == ScaleLayout::group && rule.group_size == 0) {
+    scales.group_size = draw_group(draw, inputs);
+  }
+  if (scales.layout == ScaleLayout::block) {
+    scales.block_n = draw.one_of<std::int64_t>({128, 64, 32, draw.in(1, 150), draw.in(1, 40)});
+    scales.block_k = draw_group(draw, inputs);
+  }
+  const bool matrix = scales.layout == ScaleLayout::group || scales.layout == ScaleLayout::block;
+  scales.transposed = matrix && draw.chance(0.25);
+  return scales;
+}
+
+// Gate and up in one tensor, quantised apart.
+ScaleParts draw_parts(Draw& draw, const MoeConfig& config, const WeightScales& scales) {
+  const bool halves = config.gate_up_layout == GateUpLayout::halves;
+  if (scales.layout == ScaleLayout::block && !halves) return ScaleParts::one;
+  const bool must =
+      scales.layout == ScaleLayout::block && config.intermediate_size % scales.block_n != 0;
+  if (!must && draw.chance(0.4)) return ScaleParts::one;
+  return halves ? ScaleParts::halves : ScaleParts::interleaved;
+}
+
 void draw_weights(RandomCase& drawn, Draw& draw) {
   RandomWeightsOptions& weights = drawn.weights;
-  const auto format = [&] {
-    const WeightFormat same = drawn.config.dtype == DType::f32   ? WeightFormat::f32
-                              : drawn.config.dtype == DType::f16 ? WeightFormat::f16
-                                                                 : WeightFormat::bf16;
-    return draw.chance(0.4)
-               ? same
-               : draw.one_of({WeightFormat::f32, WeightFormat::f16, WeightFormat::bf16});
+  const MoeConfig& config = drawn.config;
+  const auto layout = [&](WeightFormat format) {
+    const WeightLayout any = draw.one_of({WeightLayout::nk, WeightLayout::kn});
+    return format_info(format).scales.any_order ? any : WeightLayout::nk;
   };
-  weights.w13_format = format();
-  weights.w2_format = format();
-  weights.w13_layout = draw.one_of({WeightLayout::nk, WeightLayout::kn});
-  weights.w2_layout = draw.one_of({WeightLayout::nk, WeightLayout::kn});
-  weights.gate_up_apart = draw.chance(0.25) && is_gated(drawn.config.activation.kind);
+  weights.w13_layout = layout(weights.w13_format);
+  weights.w2_layout = layout(weights.w2_format);
+  const bool gated = is_gated(config.activation.kind);
+  weights.gate_up_apart = draw.chance(0.25) && gated;
+  weights.w13_scales = draw_scales(draw, weights.w13_format, config.hidden_size);
+  weights.w2_scales = draw_scales(draw, weights.w2_format, config.intermediate_size);
+  if (gated && !weights.gate_up_apart && weights.w13_scales->layout != ScaleLayout::none) {
+    weights.w13_scales->parts = draw_parts(draw, config, *weights.w13_scales);
+  }
+  weights.zero_points = draw.chance(0.5);
   weights.w13_bias = draw.chance(0.4);
   weights.w2_bias = draw.chance(0.4);
   weights.bias_dtype = draw.one_of({DType::f32, DType::f16, DType::bf16});
@@ -208,6 +310,17 @@ CaseRun draw_run(const RandomCase& drawn, Draw& draw) {
   return run;
 }
 
+// Where there is no such plan, the case is one of mode a16.
+bool supports_a8(const RandomCase& drawn) {
+  PlanOptions options;
+  options.isa = drawn.isa;
+  options.expert_map = drawn.expert_map;
+  options.mode = ComputeMode::a8;
+  ExpertWeights weights = stated_weights(drawn.config, drawn.num_local, drawn.weights);
+  weights.source = [](std::int64_t) { return ExpertWeights(); };  // supports() never calls it
+  return FusedMoe::supports(drawn.config, weights, options).ok;
+}
+
 }  // namespace
 
 RandomCase draw_case(std::uint64_t seed, const SizeLimits& limits,
@@ -215,6 +328,7 @@ RandomCase draw_case(std::uint64_t seed, const SizeLimits& limits,
   RandomCase drawn;
   drawn.seed = seed;
   Draw draw(seed);
+  draw_formats(drawn, draw, limits);
   draw_sizes(drawn, draw, limits);
   draw_layer(drawn, draw);
   draw_weights(drawn, draw);
@@ -231,6 +345,7 @@ RandomCase draw_case(std::uint64_t seed, const SizeLimits& limits,
     drawn.isa =
         isas[static_cast<std::size_t>(draw.in(0, static_cast<std::int64_t>(isas.size()) - 1))];
   }
+  if (drawn.mode == ComputeMode::a8 && !supports_a8(drawn)) drawn.mode = ComputeMode::a16;
   return drawn;
 }
 

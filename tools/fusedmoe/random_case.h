@@ -51,6 +51,7 @@ struct RandomCase {
   std::string isa = {};  // empty = the machine's best
   MoeConfig config = {};
   RandomWeightsOptions weights = {};
+  ComputeMode mode = ComputeMode::a16;
   RandomInputOptions input = {};
   std::int64_t hidden_offset = 0;  // elements by which hidden and output start off 64 bytes
   std::int64_t output_offset = 0;

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 
 #include "case_runner.h"
 #include "formats/format.h"
+#include "formats/scales.h"
 #include "fusedmoe/error.h"
 #include "fusedmoe/fused_moe.h"
 #include "random_case.h"
@@ -16,27 +18,35 @@
 namespace fusedmoe::tool {
 namespace {
 
-std::span<const std::byte> bytes_of(const WeightTensor& tensor) {
-  const std::int64_t elements = tensor.experts * expert_stride_of(tensor);
-  return {static_cast<const std::byte*>(tensor.data),
-          static_cast<std::size_t>(format_info(tensor.format).bytes(elements))};
-}
-
 // Copies of everything that a call may read, to see afterwards that nothing wrote there.
 class Snapshot {
  public:
-  void add(const char* name, std::span<const std::byte> bytes) {
+  void add(const std::string& name, std::span<const std::byte> bytes) {
     if (!bytes.empty()) entries_.push_back({name, bytes, {bytes.begin(), bytes.end()}});
   }
   void add(const ExpertWeights& weights) {
-    add("w13", bytes_of(weights.w13));
-    if (!weights.w13_up.empty()) add("w13_up", bytes_of(weights.w13_up));
-    add("w2", bytes_of(weights.w2));
+    add("w13", weights.w13);
+    if (!weights.w13_up.empty()) add("w13_up", weights.w13_up);
+    add("w2", weights.w2);
     for (const auto& [name, bias] :
          {std::pair{"w13_bias", &weights.w13_bias}, std::pair{"w2_bias", &weights.w2_bias}}) {
       add(name,
           tool::bytes_of(ConstMatrixView(bias->data, bias->dtype, bias->experts, bias->size)));
     }
+  }
+  void add(const std::string& name, const WeightTensor& tensor) {
+    const std::int64_t elements = tensor.experts * expert_stride_of(tensor);
+    const std::int64_t scales = tensor.experts * scale_shape(tensor).count();
+    const std::int64_t globals = tensor.experts * globals_per_expert(tensor);
+    const auto part = [&](const char* what, const void* data, std::int64_t bytes) {
+      if (data == nullptr) return;
+      add(name + what, {static_cast<const std::byte*>(data), static_cast<std::size_t>(bytes)});
+    };
+    part("", tensor.data, format_info(tensor.format).bytes(elements));
+    part(".scales", tensor.scales.data, scales * bytes_per_scale(tensor.scales.type));
+    part(".scales.zero_points", tensor.scales.zero_points, scales);
+    part(".scales.global", tensor.scales.global,
+         globals * static_cast<std::int64_t>(sizeof(float)));
   }
   // The name of what changed; empty when nothing did.
   std::string changed() const {
@@ -48,7 +58,7 @@ class Snapshot {
 
  private:
   struct Entry {
-    const char* name;
+    std::string name;
     std::span<const std::byte> now;
     std::vector<std::byte> before;
   };
@@ -65,6 +75,7 @@ Plan build(const RandomCase& drawn, const CaseRun& run, const RandomWeights& wei
   PlanOptions options;
   options.device = drawn.device;
   options.isa = drawn.isa;
+  options.mode = drawn.mode;
   options.expert_map = drawn.expert_map;
   options.max_threads = run.threads;
   const bool from_source = run.storage == StorageKind::source;
@@ -151,7 +162,7 @@ std::int64_t num_terms(const RandomCase& drawn, const RandomInput& input,
 void judge(const RandomCase& drawn, CaseResult& result) {
   const MoeConfig& config = drawn.config;
   const WeightFormat formats[] = {drawn.weights.w13_format, drawn.weights.w2_format};
-  result.limit = tolerance_of(config, formats, ComputeMode::a16);
+  result.limit = tolerance_of(config, formats, drawn.mode);
   const RandomWeights weights(config, drawn.num_local, drawn.weights, drawn.seed + 1);
   const RandomInput input(config, drawn.input, drawn.seed + 2);
   const std::vector<std::int32_t> map =

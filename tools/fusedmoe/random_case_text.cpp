@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "format_spec.h"
+#include "formats/format.h"
 #include "random_case.h"
 #include "text.h"
 
@@ -10,6 +12,11 @@ namespace fusedmoe::tool {
 namespace {
 
 const char* layout_name(WeightLayout layout) { return layout == WeightLayout::nk ? "nk" : "kn"; }
+
+const char* parts_name(ScaleParts parts) {
+  constexpr const char* kNames[] = {"one", "halves", "interleaved"};
+  return kNames[static_cast<int>(parts)];
+}
 
 const char* yes_no(bool value) { return value ? "yes" : "no"; }
 
@@ -27,6 +34,34 @@ std::string range_of(std::int64_t value, std::int64_t low,
 std::string bias_text(const RandomCase& drawn) {
   if (drawn.weights.w13_bias && drawn.weights.w2_bias) return "both";
   return drawn.weights.w13_bias ? "w13" : drawn.weights.w2_bias ? "w2" : "none";
+}
+
+bool has_zero_points(WeightFormat format, bool asked) {
+  return asked && format_info(format).scales.zero_points;
+}
+
+// "int4:32:bf16:zp nk halves transposed"
+std::string stored_text(WeightFormat format, const WeightScales& scales, WeightLayout layout,
+                        bool zero_points) {
+  std::string text = to_string(FormatSpec{format, scales, has_zero_points(format, zero_points)});
+  text += std::string(" ") + layout_name(layout);
+  if (scales.parts != ScaleParts::one) text += std::string(" ") + parts_name(scales.parts);
+  return text + (scales.transposed ? " transposed" : "");
+}
+
+std::string scale_type(const WeightScales& scales) {
+  return scales.layout == ScaleLayout::none ? "none" : to_string(scales.type);
+}
+
+// How scales along K meet the end of a row.
+std::string groups_text(const WeightScales& scales, std::int64_t inputs) {
+  const std::int64_t group = scales.layout == ScaleLayout::group   ? scales.group_size
+                             : scales.layout == ScaleLayout::block ? scales.block_k
+                                                                   : 0;
+  return group == 0            ? "none"
+         : group >= inputs     ? "one"
+         : inputs % group == 0 ? "whole"
+                               : "last one partial";
 }
 
 }  // namespace
@@ -48,15 +83,16 @@ const char* to_string(StorageKind kind) noexcept {
 
 std::string describe(const RandomCase& drawn) {
   const MoeConfig& config = drawn.config;
+  const RandomWeightsOptions& weights = drawn.weights;
   std::string text = fmt::format(
       "hidden_size {} intermediate_size {} num_experts {} (local {}) top_k {} num_tokens {}, {}, "
-      "{} -> {}, w13 {} {} w2 {} {}, isa {}",
+      "{} -> {}, w13 {} w2 {}, mode {}, isa {}",
       config.hidden_size, config.intermediate_size, config.num_experts, drawn.num_local,
       config.top_k, drawn.input.num_tokens, to_string(config.activation.kind),
       dtype_name(config.dtype), dtype_name(config.output_dtype.value_or(config.dtype)),
-      to_string(drawn.weights.w13_format), layout_name(drawn.weights.w13_layout),
-      to_string(drawn.weights.w2_format), layout_name(drawn.weights.w2_layout),
-      drawn.isa.empty() ? "best" : drawn.isa);
+      stored_text(weights.w13_format, *weights.w13_scales, weights.w13_layout, weights.zero_points),
+      stored_text(weights.w2_format, *weights.w2_scales, weights.w2_layout, weights.zero_points),
+      mode_name(drawn.mode), drawn.isa.empty() ? "best" : drawn.isa);
   for (const CaseRun& run : drawn.runs) {
     text += fmt::format("; {} threads, weights {}, workspace {}, runner {}{}", run.threads,
                         to_string(run.storage), to_string(run.workspace), to_string(run.runner),
@@ -83,6 +119,18 @@ std::vector<std::pair<std::string, std::string>> tags(const RandomCase& drawn) {
       {"output_dtype", config.output_dtype ? dtype_name(*config.output_dtype) : "unset"},
       {"w13 format", to_string(weights.w13_format)},
       {"w2 format", to_string(weights.w2_format)},
+      {"w13 scales", to_string(weights.w13_scales->layout)},
+      {"w2 scales", to_string(weights.w2_scales->layout)},
+      {"w13 scale type", scale_type(*weights.w13_scales)},
+      {"w2 scale type", scale_type(*weights.w2_scales)},
+      {"w13 scale parts", parts_name(weights.w13_scales->parts)},
+      {"w13 groups", groups_text(*weights.w13_scales, config.hidden_size)},
+      {"w2 groups", groups_text(*weights.w2_scales, config.intermediate_size)},
+      {"scales transposed",
+       yes_no(weights.w13_scales->transposed || weights.w2_scales->transposed)},
+      {"zero points", yes_no(has_zero_points(weights.w13_format, weights.zero_points) ||
+                             has_zero_points(weights.w2_format, weights.zero_points))},
+      {"mode", mode_name(drawn.mode)},
       {"w13 layout", layout_name(weights.w13_layout)},
       {"w2 layout", layout_name(weights.w2_layout)},
       {"w13", !is_gated(kind)         ? "no gate"

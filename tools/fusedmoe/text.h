@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "fusedmoe/config.h"
 #include "fusedmoe/tensor.h"
 #include "fusedmoe/weights.h"
 
@@ -35,6 +36,8 @@ inline std::string dtype_name(DType dtype) {
          : dtype == DType::bf16 ? "bf16"
                                 : to_string(dtype);
 }
+
+inline const char* mode_name(ComputeMode mode) { return mode == ComputeMode::a16 ? "a16" : "a8"; }
 
 // "bf16", or "bf16+f32" when matrices differ; empty = none.
 inline std::string formats_text(const std::vector<WeightFormat>& formats) {
