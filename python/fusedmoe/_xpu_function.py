@@ -18,10 +18,12 @@ from ._xpu_layer import (
     FLAGS,
     FLOATS,
     TENSORS,
+    Kind,
     Tensors,
     activation_name,
     describe,
     in_words_of_apply,
+    in_words_of_constructor,
     weight_format,
     weights_of,
 )
@@ -95,6 +97,7 @@ class _Cached:
     owners: list[weakref.ref[Tensor]]
     lock: ForkLock = dataclasses.field(default_factory=ForkLock)
     plan: FusedMoe | None = None
+    kind: Kind | None = None
     prints: tuple[Any, ...] = ()
 
 
@@ -181,7 +184,7 @@ def xpu_fused_moe(*arguments: Any, **named: Any) -> Tensor:
     flags = {name: call.get(name) for name in _FLAG_NAMES}
     activation = activation_name(call["activation"])
     format = weight_format(tensors.w13, tensors.w13_scales, **flags)
-    layout: WeightLayout | None = None
+    layout: WeightLayout = "kn"
     if format in FLOATS.values() and tensors.w13.ndim == tensors.w2.ndim == 3:
         layout = _layout_of(tensors.w13, tensors.w2, hidden.shape[1], activation != "relu2_no_mul")
     expert_map = call.get("expert_map")
@@ -199,14 +202,18 @@ def xpu_fused_moe(*arguments: Any, **named: Any) -> Tensor:
     if plan is None or entry.prints != prints:
         with entry.lock:
             prints = tuple(_print(tensor) for tensor in given)  # before they are read
-            if entry.plan is None:
-                layer = describe(tensors, call["n_experts_per_token"], activation, num_experts,
-                                  call.get("ep_rank", 0), ep_size, expert_map, None, None, None,
-                                  flags, hidden.dtype, output.dtype, PlanOptions(), layout)
-                entry.plan = FusedMoe.create(layer.config, layer.weights, layer.options,
-                                             watch=False)
-            elif entry.prints != prints:
-                entry.plan.plan.refresh(weights_of(tensors, format, layout))
+            try:
+                if entry.plan is None or entry.kind is None:
+                    layer = describe(tensors, call["n_experts_per_token"], activation, num_experts,
+                                      call.get("ep_rank", 0), ep_size, expert_map, None, None, None,
+                                      flags, hidden.dtype, output.dtype, PlanOptions(), layout)
+                    entry.kind = layer.kind
+                    entry.plan = FusedMoe.create(layer.config, layer.weights, layer.options,
+                                                 watch=False)
+                elif entry.prints != prints:
+                    entry.plan.plan.refresh(weights_of(tensors, entry.kind))
+            except Error as error:
+                raise in_words_of_constructor(error) from None
             entry.prints = prints
             plan = entry.plan
     if expert_map is not None and expert_map.dtype == torch.int64:

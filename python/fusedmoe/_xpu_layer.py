@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import math
 import re
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from .config import (
     GateUpLayout,
     MoeConfig,
     PlanOptions,
+    ScaleParts,
     Support,
     WeightFormat,
     WeightLayout,
@@ -103,61 +104,91 @@ def _is_four_bit(format: str) -> bool:
     return format in ("mxfp4", "int4", "int4_signed")
 
 
-def _view_shape(name: str, w: Tensor, format: str) -> tuple[int, int, int]:
-    """Logical (experts, outputs, inputs) of [E, K, N], or [E, N, K / 2] for 4 bits."""
+class Kind(NamedTuple):
+    """What the tensors of a layer are, besides their shapes."""
+
+    format: str
+    layout: WeightLayout  # of formats of 8 bits and more
+    parts: ScaleParts  # whether scales of w13 are those of two matrices, and how its rows lie
+
+
+def _check_rank(name: str, w: Tensor, format: str) -> None:
+    if w.ndim == 3:
+        return
     order = "[experts, N, K / 2]" if _is_four_bit(format) else "[experts, K, N]"
-    if w.ndim != 3:
-        raise InvalidArgument(f"{name}: expected {order}, got {list(w.shape)}; reshape it")
-    experts, second, third = w.shape
-    return (experts, second, 2 * third) if _is_four_bit(format) else (experts, third, second)
+    raise InvalidArgument(f"{name}: expected {order}, got {list(w.shape)}; reshape it")
 
 
-def _scales(name: str, scales: Tensor | None, format: str, inputs: int) -> WeightScales | None:
-    if format in FLOATS.values():
-        return None  # the peers ignore them there
+def _sizes(tensors: Tensors, kind: Kind) -> tuple[int, int]:
+    """Inputs and outputs of w13. In 4 bits, where a byte holds two inputs, the outputs of w2 say
+    how many there are."""
+    for name in ("w13", "w2"):
+        _check_rank(name, getattr(tensors, name), kind.format)
+    if _is_four_bit(kind.format):
+        return tensors.w2.shape[1], tensors.w13.shape[1]
+    _, first, second = tensors.w13.shape
+    return (second, first) if kind.layout == "nk" else (first, second)
+
+
+def _group_size(name: str, scales: Tensor, inputs: int) -> int:
+    """Of scales [E, N, groups]: the power of two that gives so many groups, the last of which may
+    be partial, or else an equal share of the inputs."""
+    groups = scales.shape[2] if scales.ndim == 3 else 0
+    if groups > 0:
+        size = 1 << (max(-(-inputs // groups), 1) - 1).bit_length()
+        if -(-inputs // size) == groups:
+            return size
+        if inputs % groups == 0:
+            return inputs // groups
+    raise InvalidArgument(f"{name}: expected [experts, N, K / group] with K = {inputs}, got "
+                          f"{list(scales.shape)}; reshape them")
+
+
+def _scales(name: str, scales: Tensor | None, kind: Kind, inputs: int, parts: ScaleParts
+            ) -> WeightScales:
     if scales is None:
-        raise InvalidArgument(f"{name}: expected the scales of {_IN_WORDS[format]} weights, got "
-                              "None; pass them")
-    if format == "fp8":
+        raise InvalidArgument(f"{name}: expected the scales of {_IN_WORDS[kind.format]} weights, "
+                              "got None; pass them")
+    if kind.format == "fp8":
         return WeightScales(data=scales, layout="tensor")
-    if format == "fp8_block":  # [E, K / 128, N / 128]
+    if kind.format == "fp8_block":  # [E, K / 128, N / 128]; gate and up start blocks of their own
         return WeightScales(data=scales, layout="block", block_n=_BLOCK, block_k=_BLOCK,
-                            transposed=True)
-    if format == "mxfp8":  # [E, K / 32, N], as the weights
-        return WeightScales(data=scales, layout="group", type="e8m0", group_size=_MX_GROUP,
-                            transposed=True)
-    if format == "mxfp4":  # [E, N, K / 32]
-        return WeightScales(data=scales, layout="group", type="e8m0", group_size=_MX_GROUP)
-    if scales.ndim != 3 or scales.shape[2] == 0 or inputs % scales.shape[2]:
-        raise InvalidArgument(f"{name}: expected [experts, N, K / group] with K = {inputs}, got "
-                              f"{list(scales.shape)}; reshape them")
-    return WeightScales(data=scales, layout="group", group_size=inputs // scales.shape[2])
+                            transposed=True, parts="halves" if parts == "halves" else "one")
+    if kind.format == "mxfp8":  # [E, K / 32, N], as the weights
+        return WeightScales(data=scales, layout="group", group_size=_MX_GROUP, transposed=True)
+    if kind.format == "mxfp4":  # [E, N, K / 32]
+        return WeightScales(data=scales, layout="group", group_size=_MX_GROUP)
+    return WeightScales(data=scales, layout="group",
+                        group_size=_group_size(name, scales, inputs))
 
 
-def _weight(name: str, w: Tensor, scales: Tensor | None, format: str,
-            layout: WeightLayout | None = None) -> WeightTensor:
-    """``layout``: of unquantised tensors; None = "kn", as the peers keep them."""
-    if format in FLOATS.values():  # w13 and w2 may differ in their float
+def _weight(name: str, w: Tensor, scales: Tensor | None, kind: Kind, inputs: int,
+            parts: ScaleParts = "one") -> WeightTensor:
+    """``inputs``: K of this tensor."""
+    if kind.format in FLOATS.values():  # w13 and w2 may differ in their float; no scales are read
         if w.dtype not in FLOATS:
             raise InvalidArgument(f"{name}: expected float32, float16 or bfloat16 as w13, got "
                                   f"{w.dtype}; convert it")
-        return WeightTensor(data=w, layout=layout or "kn")
-    shape = _view_shape(name, w, format)
-    said = _scales(f"{name}_scales", scales, format, shape[2])
-    if format in ("fp8", "fp8_block"):
-        return WeightTensor(data=w, format=_FP8.get(w.dtype), layout="kn", scales=said)
-    if format == "mxfp8":
+        return WeightTensor(data=w, layout=kind.layout)
+    said = _scales(f"{name}_scales", scales, kind, inputs, parts)
+    if kind.format in ("fp8", "fp8_block"):
+        if w.dtype not in _FP8:
+            raise InvalidArgument(f"{name}: expected float8_e4m3fn or float8_e5m2 as w13, got "
+                                  f"{w.dtype}; convert it")
+        return WeightTensor(data=w, format=_FP8[w.dtype], layout="kn", scales=said)
+    if kind.format == "mxfp8":
         if w.dtype != torch.float8_e4m3fn:
             raise Unsupported(f"{name}: expected float8_e4m3fn elements of mxfp8, got {w.dtype}; "
                               "convert them")
-        return WeightTensor(data=w.view(torch.uint8), format="mxfp8", layout="kn", shape=shape,
+        return WeightTensor(data=w, format="mxfp8", layout="kn", scales=said)
+    shape = (w.shape[0], w.shape[1], inputs)
+    if kind.format == "int4_signed":  # -8..7 as two's complement -> 0..15 about 8
+        if w.dtype not in (torch.int8, torch.uint8):
+            raise InvalidArgument(f"{name}: expected int8 as w13, got {w.dtype}; give the tensor "
+                                  "that was rewritten beside it")
+        return WeightTensor(data=w.view(torch.uint8) ^ 0x88, format="int4", shape=shape,
                             scales=said)
-    if format == "int4_signed":
-        raise Unsupported(f"{name}: expected int4 as uint8 (q - 8), got {_IN_WORDS[format]}, which "
-                          "has no description here; give the tensor as it was before it was "
-                          "rewritten")
-    return WeightTensor(data=w.view(torch.uint8), format=cast(WeightFormat, format), shape=shape,
-                        scales=said)
+    return WeightTensor(data=w, format=cast(WeightFormat, kind.format), shape=shape, scales=said)
 
 
 def _never_called(expert: int) -> ExpertWeights:
@@ -167,9 +198,8 @@ def _never_called(expert: int) -> ExpertWeights:
 def supports_format(format: str, device: str = "cpu") -> Support:
     """Whether weights in a format of :func:`weight_format` can be computed on a device, and if
     not, why: asks the library with a small layer."""
-    if format == "int4_signed":
-        return Support(False, f"{_IN_WORDS[format]} has no description; give int4 as uint8")
-    name = cast(WeightFormat, "fp8_e4m3" if format in ("fp8", "fp8_block") else format)
+    names = {"fp8": "fp8_e4m3", "fp8_block": "fp8_e4m3", "int4_signed": "int4"}
+    name = cast(WeightFormat, names.get(format, format))
     layout: WeightLayout = "nk" if _is_four_bit(format) else "kn"
     scales = {
         "fp8": WeightScales(layout="tensor", type="f32"),
@@ -178,7 +208,7 @@ def supports_format(format: str, device: str = "cpu") -> Support:
         "mxfp8": WeightScales(layout="group", type="e8m0", group_size=_MX_GROUP, transposed=True),
         "mxfp4": WeightScales(layout="group", type="e8m0", group_size=_MX_GROUP),
         "int4": WeightScales(layout="group", type="bf16", group_size=_BLOCK),
-    }.get(format)
+    }.get("int4" if name == "int4" else format)
 
     def tensor(outputs: int, inputs: int) -> WeightTensor:
         return WeightTensor(format=name, layout=layout, shape=(1, outputs, inputs), scales=scales)
@@ -254,7 +284,7 @@ class Layer:
     config: MoeConfig
     weights: ExpertWeights
     options: PlanOptions
-    format: str
+    kind: Kind
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -315,15 +345,14 @@ def describe(tensors: Tensors, top_k: int, activation: Any, num_experts: int, ep
               ep_size: int, expert_map: Any, clamp: float | None, beta: float | None,
               linear_beta: float | None, flags: dict[str, bool | None],
               dtype: torch.dtype | None, output_dtype: torch.dtype | None,
-              options: PlanOptions, layout: WeightLayout | None = None) -> Layer:
+              options: PlanOptions, layout: WeightLayout = "kn") -> Layer:
     name = activation_name(activation)
     act, gate_up_layout, clamp = _activation(name, clamp, beta, linear_beta)
     table = _expert_map(expert_map, num_experts, ep_rank, ep_size)
-    format = weight_format(tensors.w13, tensors.w13_scales, **flags)
-    _, outputs, inputs = _view_shape("w13", tensors.w13, format)
-    if layout == "nk":
-        outputs, inputs = inputs, outputs
     gated = act.kind != "relu2"
+    kind = Kind(weight_format(tensors.w13, tensors.w13_scales, **flags), layout,
+                gate_up_layout if gated else "one")
+    inputs, outputs = _sizes(tensors, kind)
     if gated and outputs % 2:
         raise InvalidArgument(f"w13: expected gate and up, an even number of outputs, got "
                               f"{outputs} in {list(tensors.w13.shape)}; {name} has a gate")
@@ -334,21 +363,23 @@ def describe(tensors: Tensors, top_k: int, activation: Any, num_experts: int, ep
         gate_up_layout=gate_up_layout, clamp_limit=clamp)
     options = dataclasses.replace(options, device=_device_name(tensors.w13.device),
                                   expert_map=table)
-    weights = weights_of(tensors, format, layout)
-    layer = Layer(config, weights, options, format)
+    layer = Layer(config, weights_of(tensors, kind), options, kind)
     _refuse_if_unsupported(layer, tensors)
     return layer
 
 
-def weights_of(tensors: Tensors, format: str, layout: WeightLayout | None) -> ExpertWeights:
+def weights_of(tensors: Tensors, kind: Kind) -> ExpertWeights:
+    """As the library describes them. Those of int4_signed are converted copies."""
     for name in ("w13_scales", "w13_bias", "w2", "w2_scales", "w2_bias"):
         tensor = getattr(tensors, name)
         if tensor is not None and tensor.device != tensors.w13.device:
             raise InvalidArgument(f"{name}: expected a tensor on {tensors.w13.device} as w13, got "
                                   f"one on {tensor.device}; move it")
+    inputs, outputs = _sizes(tensors, kind)
     return ExpertWeights(
-        w13=_weight("w13", tensors.w13, tensors.w13_scales, format, layout),
-        w2=_weight("w2", tensors.w2, tensors.w2_scales, format, layout),
+        w13=_weight("w13", tensors.w13, tensors.w13_scales, kind, inputs, kind.parts),
+        w2=_weight("w2", tensors.w2, tensors.w2_scales, kind,
+                   outputs if kind.parts == "one" else outputs // 2),
         w13_bias=tensors.w13_bias, w2_bias=tensors.w2_bias)
 
 
@@ -359,14 +390,15 @@ def _refuse_if_unsupported(layer: Layer, tensors: Tensors) -> None:
         raise InvalidArgument(f"w13: expected a tensor on cpu, cuda or xpu, got one on {device}; "
                               "move it")
     if device.type != "cpu":  # its memory is not read before the device is known to be there
-        answer = supports_format(layer.format, _device_name(device))
+        answer = supports_format(layer.kind.format, _device_name(device))
         if not answer:
             raise Unsupported(answer.reason)
-    if layer.format not in FLOATS.values():
-        answer = _core.FusedMoe.supports(layer.config, layer.weights, layer.options)
-        if not answer:
-            raise Unsupported(f"{answer.reason} (w13 is {_IN_WORDS[layer.format]}: "
-                              f"{tensors.w13.dtype} {list(tensors.w13.shape)})")
+
+
+def in_words_of_constructor(error: Error) -> Error:
+    """The same error with the names that the constructor has for its arguments."""
+    text = re.sub(r"^weights\.(w13|w2)\.scales\.data(?=:)", r"\1_scales", str(error))
+    return type(error)(re.sub(r"^weights\.(?=w13|w2)", "", text))
 
 
 def in_words_of_apply(error: Error, workspace13: Tensor | None = None,

@@ -21,7 +21,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from ._fork import ForkLock
 from ._gate import REMEDY, activation_of
-from .config import ExpertWeights, MoeConfig, PlanOptions, WeightTensor
+from .config import ExpertWeights, MoeConfig, PlanOptions, WeightScales, WeightTensor
 from .errors import Error, InvalidArgument, Unsupported
 from .torch import _REFRESH, _RELEASE, FusedMoe, translate
 
@@ -51,6 +51,8 @@ class _Traits(NamedTuple):
     is_transposed: bool
     is_concatenated: bool
     is_expert_parallel: bool
+    # Of FP8Experts: outputs and inputs under one scale, () where a matrix has one; None = no scales.
+    block_size: tuple[int, ...] | None
 
 
 class _Layer:
@@ -98,25 +100,44 @@ def _state_of(module: torch.nn.Module) -> _State:
 
 
 def _traits_of(module: Any) -> _Traits:
+    block_size = None
+    if hasattr(module, "down_proj_scale_inv"):
+        block_size = tuple(module.block_size or ())
     return _Traits(module.has_gate, module.has_bias, module.is_transposed, module.is_concatenated,
-                   module._is_expert_parallel)
+                   module._is_expert_parallel, block_size)
 
 
 def _tensors_of(module: Any) -> tuple[torch.Tensor, ...]:
-    """w13, w2 and, where there are some, their biases: the order in which plans watch them."""
-    w13 = module.gate_up_proj if module.has_gate else module.up_proj
-    if not module.has_bias:
-        return w13, module.down_proj
-    b13 = module.gate_up_proj_bias if module.has_gate else module.up_proj_bias
-    return w13, module.down_proj, b13, module.down_proj_bias
+    """w13, w2 and, where there are some, their biases and scales: the order in which plans watch
+    them."""
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    names = [up, "down_proj"]
+    if module.has_bias:
+        names += [f"{up}_bias", "down_proj_bias"]
+    if hasattr(module, "down_proj_scale_inv"):
+        names += [f"{up}_scale_inv", "down_proj_scale_inv"]
+    return tuple([getattr(module, name) for name in names])
+
+
+def _scales(traits: _Traits, scales: torch.Tensor, gate_and_up: bool) -> WeightScales:
+    """Those of FP8Experts, where gate and up were quantised apart."""
+    parts: Literal["one", "halves"] = "halves" if gate_and_up else "one"
+    if not traits.block_size:  # [E, 2, 1] and [E, 1, 1]
+        return WeightScales(data=scales, layout="tensor", parts=parts)
+    block_n, block_k = traits.block_size
+    return WeightScales(data=scales, layout="block", block_n=block_n, block_k=block_k, parts=parts)
 
 
 def _as_weights(traits: _Traits, tensors: Any) -> ExpertWeights:
     layout: Literal["nk", "kn"] = "kn" if traits.is_transposed else "nk"
-    w13, w2, *biases = tensors
-    b13, b2 = biases or (None, None)
-    return ExpertWeights(w13=WeightTensor(data=w13, layout=layout),
-                         w2=WeightTensor(data=w2, layout=layout), w13_bias=b13, w2_bias=b2)
+    w13, w2, *others = tensors
+    b13, b2 = others[:2] if traits.has_bias else (None, None)
+    s13 = s2 = None
+    if traits.block_size is not None:
+        s13, s2 = _scales(traits, others[-2], traits.has_gate), _scales(traits, others[-1], False)
+    return ExpertWeights(w13=WeightTensor(data=w13, layout=layout, scales=s13),
+                         w2=WeightTensor(data=w2, layout=layout, scales=s2), w13_bias=b13,
+                         w2_bias=b2)
 
 
 def _build(module: torch.nn.Module, traits: _Traits, tensors: tuple[torch.Tensor, ...],
@@ -267,6 +288,12 @@ def _experts_forward(self: torch.nn.Module, hidden_states: torch.Tensor, top_k_i
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_forward)
+try:  # FP8Experts look names up in a list of their own
+    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+except ImportError:  # a transformers without it
+    pass
+else:
+    ALL_FP8_EXPERTS_FUNCTIONS.register(NAME, _experts_forward)
 
 # --- What users call ----------------------------------------------------------------------------
 
@@ -326,7 +353,8 @@ def prepare(model: torch.nn.Module, *, dtype: torch.dtype | None = None,
             top_k: int | None = None) -> list[FusedMoe]:
     """Build the plans of all layers now instead of at their first calls, and return them.
 
-    ``dtype``: of the hidden states; None = that of the weights. ``top_k``: experts per token; None
+    ``dtype``: of the hidden states; None = that of the weights or, where these are quantised, of the
+    model's configuration. ``top_k``: experts per token; None
     = ``num_experts_per_tok`` of the model's configuration. Plans that are there stay. Raises
     Unsupported for a layer that cannot run, with the reason, and InvalidArgument.
     """
@@ -341,7 +369,11 @@ def prepare(model: torch.nn.Module, *, dtype: torch.dtype | None = None,
             raise InvalidArgument(f"top_k: expected a number of experts per token, got none from "
                                   f"the configuration of {type(module).__name__}; pass top_k")
         tensors = _tensors_of(module)
-        built.append(_layer_of(module, tensors, dtype or tensors[0].dtype, count).plan)
+        hidden = dtype or tensors[0].dtype
+        if hidden.itemsize == 1:
+            said = getattr(module.config, "dtype", None)
+            hidden = said if isinstance(said, torch.dtype) else torch.bfloat16
+        built.append(_layer_of(module, tensors, hidden, count).plan)
     return built
 
 

@@ -28,12 +28,13 @@ from ._xpu_layer import (
     activation_name,
     describe,
     in_words_of_apply,
+    in_words_of_constructor,
     supports_format,
     weight_format,
     weights_of,
 )
 from .config import PlanOptions, StalePolicy, WorkspaceFormula, WorkspaceSize
-from .errors import Error, InvalidArgument, Unsupported
+from .errors import Error, InvalidArgument, StaleWeights, Unsupported
 from .torch import FusedMoe
 
 __all__ = [
@@ -58,7 +59,13 @@ class XpuFusedMoe:
     w13          [E, K, N] for f32, f16, bf16 and fp8, [E, N, K / 2] for 4 bits, with N = 2 * I
                  (I for relu2_no_mul), K = hidden_size, E = num_experts
     w2           [E, I, hidden_size], or [E, hidden_size, I / 2] for 4 bits
-    w13_scales   None, or as :func:`weight_format` says; w2_scales likewise
+    w13_scales   None, or by :func:`weight_format`; w2_scales likewise:
+                 fp8        [E], f32
+                 fp8_block  [E, K / 128, N / 128], f32; gate and up start blocks of their own
+                 mxfp8      [E, K / 32, N], uint8 or float8_e8m0fnu
+                 mxfp4      [E, N, K / 32], the same
+                 int4       [E, N, K / group], f32, f16 or bf16; zero points are 8
+                 Quotients are rounded up: the last block or group may be partial
     w13_bias     [E, N] or None, f32, f16 or bf16; w2_bias [E, hidden_size] or None
 
     n_experts_per_token  top_k
@@ -123,10 +130,19 @@ class XpuFusedMoe:
         tensors = Tensors(w13, w13_scales, w13_bias, w2, w2_scales, w2_bias)
         options = dataclasses.replace(options or PlanOptions(),
                                       on_stale=on_stale or self._on_stale)
-        layer = describe(tensors, n_experts_per_token, activation, num_experts, ep_rank, ep_size,
-                         expert_map, gemm1_clamp_limit, activation_situ_beta,
-                         activation_situ_linear_beta, flags, dtype, None, options)
-        self.format = layer.format
+        prints = _prints_of(tensors)  # before they are read
+        try:
+            layer = describe(tensors, n_experts_per_token, activation, num_experts, ep_rank,
+                             ep_size, expert_map, gemm1_clamp_limit, activation_situ_beta,
+                             activation_situ_linear_beta, flags, dtype, None, options)
+            self.plan = FusedMoe.create(layer.config, layer.weights, layer.options)
+        except Error as error:
+            raise in_words_of_constructor(error) from None
+        self._kind = layer.kind
+        # The plan watches its tensors; those of int4_signed are converted copies of these.
+        self._prints = prints if layer.kind.format == "int4_signed" else None
+        self._read = _aliases_of(tensors) if self._prints is not None else []
+        self._refreshes = options.on_stale == "refresh"
         self._flags = flags
         self.activation = activation_name(activation)
         self.n_experts_per_token = n_experts_per_token
@@ -137,7 +153,6 @@ class XpuFusedMoe:
         self._expert_map = expert_map
         self._lock = ForkLock()  # refreshes: which tensors are held is what the plan has read
         self._tensors: Tensors | None = tensors
-        self.plan = FusedMoe.create(layer.config, layer.weights, layer.options)
 
     def _before_building(self) -> None:
         pass
@@ -153,6 +168,14 @@ class XpuFusedMoe:
         return None if self._tensors is None else self._tensors.w2
 
     @property
+    def w13_scales(self) -> Tensor | None:
+        return None if self._tensors is None else self._tensors.w13_scales
+
+    @property
+    def w2_scales(self) -> Tensor | None:
+        return None if self._tensors is None else self._tensors.w2_scales
+
+    @property
     def w13_bias(self) -> Tensor | None:
         return None if self._tensors is None else self._tensors.w13_bias
 
@@ -163,6 +186,32 @@ class XpuFusedMoe:
     @property
     def expert_map(self) -> Any:
         return self._expert_map
+
+    # What the tensors are: see weight_format().
+
+    @property
+    def format(self) -> str:
+        return self._kind.format
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.format == "fp8"
+
+    @property
+    def is_int4(self) -> bool:
+        return self.format in ("int4", "int4_signed")
+
+    @property
+    def is_mxfp4(self) -> bool:
+        return self.format == "mxfp4"
+
+    @property
+    def is_mxfp8(self) -> bool:
+        return self.format == "mxfp8"
+
+    @property
+    def is_block_fp8(self) -> bool:
+        return self.format == "fp8_block"
 
     # --- Calls ---
 
@@ -209,11 +258,24 @@ class XpuFusedMoe:
             self.plan.apply(output, hidden_states, topk_weights, topk_ids, workspace2,
                             workspace13=workspace13, expert_map=expert_map)
             return
+        if self._prints is not None:
+            self._follow()
         try:
             self.plan.apply(output, hidden_states, topk_weights, topk_ids, workspace2,
                             workspace13=workspace13, expert_map=expert_map)
         except Error as error:
             raise in_words_of_apply(error, workspace13, workspace2) from None
+
+    def _follow(self) -> None:
+        """What the plan's watch does, for tensors that it has read converted copies of."""
+        tensors = self._tensors
+        if tensors is None or _prints_of(tensors) == self._prints:
+            return  # released: the plan says so
+        if not self._refreshes:
+            raise StaleWeights("weights: expected the tensors that the plan was made from, "
+                               "unchanged, got others or changed ones; call refresh(), or build "
+                               "it with on_stale='refresh'")
+        self.refresh()
 
     def _map_of_call(self, expert_map: Tensor) -> Tensor:
         if expert_map.dtype == torch.int64:
@@ -273,15 +335,21 @@ class XpuFusedMoe:
             if format != self.format:
                 raise InvalidArgument(f"w13: expected weights in {self.format} as at the start, "
                                       f"got {format}; build another XpuFusedMoe for them")
-            self.plan.refresh(weights_of(tensors, format, None))
+            prints = _prints_of(tensors)
+            try:
+                self.plan.refresh(weights_of(tensors, self._kind))
+            except Error as error:
+                raise in_words_of_constructor(error) from None
             self._tensors = tensors
+            if self._prints is not None:
+                self._prints, self._read = prints, _aliases_of(tensors)
 
     def release_weights(self) -> None:
         """Give the memory of packed weights back and let go of the tensors (sleep). Until
         ``refresh(w13=..., w2=..., ...)``, calls raise StaleWeights."""
         with self._lock:
             self.plan.release_weights()
-            self._tensors = None
+            self._tensors, self._read = None, []
 
     @property
     def weights_version(self) -> int:
@@ -301,9 +369,26 @@ class XpuFusedMoe:
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         for name, value in self.__dict__.items():
-            other.__dict__[name] = (ForkLock() if name == "_lock"
+            other.__dict__[name] = (ForkLock() if name == "_lock" else [] if name == "_read"
                                     else copy.deepcopy(value, memo))
+        if self._prints is not None and self._tensors is not None:
+            fresh = _prints_of(self._tensors) == self._prints
+            other._prints = _prints_of(other._tensors) if fresh else ()
+            other._read = _aliases_of(other._tensors)
         return other
+
+
+def _aliases_of(tensors: Tensors | None) -> list[Tensor]:
+    """Held, so that nothing new can lie where what was read lies."""
+    return [] if tensors is None else [tensors.w13.detach(), tensors.w2.detach()]
+
+
+def _prints_of(tensors: Tensors | None) -> tuple[Any, ...]:
+    """Where w13 and w2 lie, and PyTorch's counts of their changes."""
+    if tensors is None:
+        return ()
+    return tuple((w.data_ptr(), None if w.is_inference() else w._version)
+                 for w in (tensors.w13, tensors.w2))
 
 
 def shared_workspace(layers: Iterable[XpuFusedMoe], num_tokens: int) -> Tensor:

@@ -16,6 +16,7 @@
 #include "checkpoint/layer_routing.h"
 #include "checkpoint_layer.h"
 #include "from_python.h"
+#include "tensor_from_python.h"
 
 namespace fusedmoe::python {
 namespace {
@@ -87,6 +88,16 @@ void bind_checkpoint(nb::module_& module) {
           nb::sig("def local(self, expert_map: ExpertMap | Sequence[int] | Array) -> "
                   "CheckpointWeights"),
           "The experts of one rank: what a plan with that expert_map takes.")
+      .def_prop_ro(
+          "w13", [](const CheckpointWeights& self) { return from_tensor(self.weights.w13); },
+          nb::sig("def w13(self) -> WeightTensor"),
+          "Format, layout, shape and how scales lie, without data; the gate alone beside w13_up.")
+      .def_prop_ro(
+          "w13_up", [](const CheckpointWeights& self) { return from_tensor(self.weights.w13_up); },
+          nb::sig("def w13_up(self) -> WeightTensor | None"))
+      .def_prop_ro(
+          "w2", [](const CheckpointWeights& self) { return from_tensor(self.weights.w2); },
+          nb::sig("def w2(self) -> WeightTensor"))
       .def("__copy__", [](nb::handle self) { return nb::borrow(self); })
       .def("__deepcopy__", [](nb::handle self, nb::handle) { return nb::borrow(self); });
 
@@ -134,7 +145,10 @@ void bind_checkpoint(nb::module_& module) {
             }
             return names;
           },
-          "Each once, w13 first.");
+          "Each once, w13 first.")
+      .def_prop_ro(
+          "notes", [](const LayerObject& self) { return self.layer->notes; },
+          "What a user should know, though nothing is wrong.");
 
   nb::class_<CheckpointObject>(module, "Checkpoint",
                                "A model's checkpoint: a sequence of its MoE layers, ascending.")
@@ -168,7 +182,8 @@ void bind_checkpoint(nb::module_& module) {
       nb::arg("path"), nb::arg("config") = nb::none(),
       nb::sig("def load_checkpoint(path: str | os.PathLike[str], config: str | os.PathLike[str] | "
               "None = None) -> Checkpoint"),
-      "Open a checkpoint folder or a .safetensors file. Files are mapped; weights are read when "
+      "Open a checkpoint folder, a .safetensors or a .gguf file. Files are mapped; weights are "
+      "read when "
       "plans are built, one expert at a time.\n\n"
       "config: where config.json is, when it is not beside the weights. Raises IoError for what is "
       "broken and Unsupported for what is sound but not read.");

@@ -451,4 +451,24 @@ WeightTensor to_tensor(const std::string& name, nb::handle object, const Device&
   return tensor;
 }
 
+nb::object from_tensor(const WeightTensor& tensor) {
+  if (tensor.empty()) return nb::none();
+  const nb::module_ config = nb::module_::import_("fusedmoe.config");
+  nb::object scales = nb::none();
+  if (const WeightScales& from = tensor.scales; from.layout != ScaleLayout::none) {
+    scales = config.attr("WeightScales")(
+        nb::arg("layout") = to_string(from.layout), nb::arg("type") = to_string(from.type),
+        nb::arg("group_size") = from.group_size, nb::arg("block_n") = from.block_n,
+        nb::arg("block_k") = from.block_k, nb::arg("transposed") = from.transposed,
+        nb::arg("parts") = kScaleParts.at(static_cast<std::size_t>(from.parts)),
+        nb::arg("zero_points") =
+            from.zero_points != nullptr ? nb::object(nb::bool_(true)) : nb::none());
+  }
+  return config.attr("WeightTensor")(
+      nb::arg("format") = to_string(tensor.format),
+      nb::arg("layout") = kWeightLayouts.at(static_cast<std::size_t>(tensor.layout)),
+      nb::arg("shape") = nb::make_tuple(tensor.experts, tensor.outputs, tensor.inputs),
+      nb::arg("scales") = scales);
+}
+
 }  // namespace fusedmoe::python

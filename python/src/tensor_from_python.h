@@ -20,6 +20,9 @@ namespace fusedmoe::python {
 WeightTensor to_tensor(const std::string& name, nb::handle object, const Device& device,
                        std::vector<nb::object>& owners);
 
+// The other way, without data: format, layout, shape and how scales lie, or None for an empty one.
+nb::object from_tensor(const WeightTensor& tensor);
+
 // An array without gaps on the CPU.
 Array dense(const std::string& name, nb::handle object, std::vector<nb::object>& owners);
 

@@ -450,9 +450,13 @@ def test_unsupported_is_told_before():
     weights = ExpertWeights(w13=layer.w13.to(torch.float8_e4m3fn), w2=layer.w2)
     support = fusedmoe.supports(layer.config, weights)
     assert not support and "fp8_e4m3" in support.reason
-    with pytest.raises(fusedmoe.errors.Unsupported) as caught:
+    with pytest.raises(fusedmoe.errors.InvalidArgument) as caught:  # without scales
         fusedmoe.FusedMoe.create(layer.config, weights)
     assert str(caught.value) == support.reason
+    with pytest.raises(fusedmoe.errors.Unsupported) as caught:
+        fusedmoe.FusedMoe.create(layer.config, layer.weights, PlanOptions(mode="a8"))
+    assert str(caught.value) == fusedmoe.supports(layer.config, layer.weights,
+                                                  PlanOptions(mode="a8")).reason
     support = fusedmoe.supports(layer.config, ExpertWeights(w13=layer.w13.long(), w2=layer.w2))
     assert not support and "weights.w13: expected a dtype that is a format" in support.reason
     assert fusedmoe.supports(layer.config, layer.weights) == (True, "")

@@ -24,28 +24,12 @@ MANIFEST = json.loads((GOLDEN / "manifest.json").read_text())
 COMMAND = os.environ.get("FUSEDMOE_COMMAND") or shutil.which("fusedmoe")
 
 
-def readable() -> list[str]:
-    """The cases whose format this version reads: the others are refused with a reason."""
-    names = []
-    for path in sorted(GOLDEN.iterdir()):
-        if not (path / "config.json").is_file():
-            continue
-        try:
-            fusedmoe.load_checkpoint(path)
-        except fusedmoe.errors.Unsupported:
-            continue
-        except fusedmoe.errors.IoError:
-            continue
-        names.append(path.name)
-    return names
+CASES = sorted(case["name"] for case in MANIFEST["cases"])
+FLOATS = {"f32", "f16", "bf16"}
 
 
-CASES = readable()
-
-
-def test_unquantised_cases_are_all_read():
-    assert {name for name in os.listdir(GOLDEN) if "bf16" in name or name.endswith("_f32")
-            } - {"gguf_bf16_f16"} <= set(CASES)
+def test_every_case_is_listed():
+    assert CASES == sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 
 
 def goldens(folder: pathlib.Path) -> list[tuple[int, dict[str, torch.Tensor]]]:
@@ -76,7 +60,8 @@ def outputs(name: str) -> dict[tuple[int, int], torch.Tensor]:
         output = dirty(*hidden.shape, dtype=hidden.dtype)
         plan.apply(output, hidden, router, ids, fusedmoe.WorkspaceBuffer(
             plan.workspace_size(hidden.shape[0])))
-        assert_close(output, golden["expected"], hidden.dtype)
+        assert_close(output, golden["expected"], hidden.dtype,
+                     quantised=not set(layer.formats) <= FLOATS)
         watched = fusedmoe.torch.FusedMoe.create(layer.config, layer.weights)
         again = dirty(*hidden.shape, dtype=hidden.dtype)
         watched.apply(again, hidden, router, ids)
@@ -143,3 +128,69 @@ def test_router_tensors_of_the_checkpoint():
     assert layer.router_weight.data.shape == (layer.config.num_experts, layer.config.hidden_size)
     assert layer.routing.score_function == "sigmoid" and layer.routing.selection_bias is not None
     assert layer.formats == ["bf16"] and layer.bytes > 0
+
+
+# Format, layout of scales, their type, group (or block), zero points, and whether gate and up are two.
+SCALES = {
+    "awq_int4": ("int4", "group", "f16", 32, True, True),
+    "ct_fp8_channel": ("fp8_e4m3", "channel", "bf16", 0, None, True),
+    "ct_fp8_tensor": ("fp8_e4m3", "tensor", "f32", 0, None, True),
+    "ct_int4_group128_asym": ("int4", "group", "bf16", 128, True, True),
+    "ct_int4_group32": ("int4", "group", "bf16", 32, None, True),
+    "ct_int8_channel": ("int8", "channel", "bf16", 0, None, True),
+    "ct_int8_packed": ("int8", "channel", "bf16", 0, None, True),
+    "ct_nvfp4": ("nvfp4", "group", "e4m3", 16, None, True),
+    "deepseek_v3_fp8_block": ("fp8_e4m3", "block", "f32", 128, None, True),
+    "gguf_mxfp4": ("mxfp4", "group", "e8m0", 32, None, True),
+    "gguf_q4_0_fused": ("int4", "group", "f16", 32, None, False),
+    "gguf_q4_k_q6_k": ("q4_k", None, None, 0, None, True),
+    "gguf_q8_0": ("int8", "group", "f16", 32, None, True),
+    "gpt_oss_mxfp4": ("mxfp4", "group", "e8m0", 32, None, False),
+    "gptq_int4": ("int4", "group", "f16", 32, True, True),
+    "modelopt_nvfp4": ("nvfp4", "group", "e4m3", 16, None, True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_formats_and_scales_are_told(name):
+    for layer in fusedmoe.load_checkpoint(GOLDEN / name):
+        weights, config = layer.weights, layer.config
+        w13, w2 = weights.w13, weights.w2
+        assert w13.data is None and w13.format == layer.formats[0] and w2.format in layer.formats
+        rows = config.intermediate_size
+        if config.activation.kind != "relu2" and weights.w13_up is None:
+            rows *= 2
+        assert w13.shape == (config.num_experts, rows, config.hidden_size)
+        assert w2.shape == (config.num_experts, config.hidden_size, config.intermediate_size)
+        assert isinstance(layer.notes, list)
+        if name not in SCALES:
+            assert set(layer.formats) <= FLOATS and w13.scales is None and w2.scales is None
+            continue
+        format, layout, type, size, points, two = SCALES[name]
+        assert w13.format == format and (weights.w13_up is not None) == two
+        if layout is None:
+            assert w13.scales is None
+            continue
+        for tensor in (w13, w2, weights.w13_up or w2):
+            scales = tensor.scales
+            assert (scales.layout, scales.type, scales.zero_points) == (layout, type, points)
+            assert (scales.group_size or scales.block_n) == size
+            assert scales.block_n == scales.block_k and scales.data is None
+
+
+@pytest.mark.parametrize("name", ["ct_int4_group128_asym", "modelopt_nvfp4", "deepseek_v3_fp8_block",
+                                  "gguf_q4_k_q6_k"])
+def test_one_ranks_quantised_experts(name):
+    layer = fusedmoe.load_checkpoint(GOLDEN / name)[0]
+    golden = next(tensors for index, tensors in goldens(GOLDEN / name) if index == layer.index)
+    hidden, experts = golden["hidden"], layer.config.num_experts
+    total = torch.zeros(hidden.shape, dtype=torch.float32)
+    for chosen in (range(1), range(1, experts)):
+        table = [chosen.index(e) if e in chosen else -1 for e in range(experts)]
+        plan = fusedmoe.FusedMoe.create(dataclasses.replace(layer.config, output_dtype="f32"),
+                                        layer.weights.local(table),
+                                        fusedmoe.PlanOptions(expert_map=table))
+        output = dirty(*hidden.shape, dtype=torch.float32)
+        plan.apply(output, hidden, golden["topk_weights"], golden["topk_ids"])
+        total += output
+    assert_close(total.to(hidden.dtype), golden["expected"], hidden.dtype, quantised=True)

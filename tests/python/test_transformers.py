@@ -8,6 +8,7 @@ import copy
 import functools
 import gc
 import io
+import json
 import logging
 import pathlib
 import pickle
@@ -813,3 +814,112 @@ def test_views_and_mixed_dtypes_are_taken_as_they_are() -> None:
     kn = layer.down_proj.transpose(1, 2).contiguous()
     transposed.down_proj = nn.Parameter(kn.transpose(1, 2))
     assert torch.equal(transposed(hidden, index, router), expected)
+
+
+# --- Quantised models ---------------------------------------------------------------------------
+
+
+def to_fp8(layer: nn.Module, block_size: tuple[int, int] | None) -> nn.Module:
+    """transformers' FP8Experts with the weights of a layer, which become what they are worth."""
+    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS, FP8Experts
+    from transformers.integrations.moe import use_experts_implementation
+
+    class Experts(FP8Experts):  # the decorator changes the class that it is given
+        pass
+
+    made = use_experts_implementation(Experts, experts_interface=ALL_FP8_EXPERTS_FUNCTIONS)(
+        layer.config, block_size=block_size)
+    how = dict(block=block_size) if block_size else dict(scales="tensor")
+    for name in ("gate_up_proj", "down_proj"):
+        q = fusedmoe.quantize(getattr(layer, name), "fp8_e4m3", **how,
+                              parts="halves" if name == "gate_up_proj" else "one")
+        scales = q.scales.data if block_size else q.scales.data.reshape(len(q.data), -1, 1)
+        for suffix, tensor in (("", q.data), ("_scale_inv", scales)):
+            assert getattr(made, name + suffix).dtype == tensor.dtype
+            assert getattr(made, name + suffix).shape == tensor.shape
+            setattr(made, name + suffix, nn.Parameter(tensor))
+        getattr(layer, name).data.copy_(fusedmoe.dequantize(q))
+    return made
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("block_size", [(32, 16), None], ids=str)
+def test_fp8_experts_keep_their_weights(block_size: Any, storage: str) -> None:
+    """FP8Experts of transformers, which run on GPUs alone otherwise: fp8 weights and their scales are
+    read as they are."""
+    model = build(dtype=torch.float32, implementation="eager")
+    for block in model.model.layers:
+        quantised = to_fp8(block.mlp.experts, block_size)
+        block.mlp.quantised = quantised
+    expected = logits(model)  # of what the fp8 weights are worth
+    for block in model.model.layers:
+        block.mlp.experts = block.mlp._modules.pop("quantised")
+    model.set_experts_implementation("fusedmoe")
+    plugin.configure(model, weights=storage, counters=True)
+    plans = plugin.prepare(model, dtype=torch.float32)
+    assert len(plans) == len(experts(model)) and all("fp8_e4m3" in p.describe() for p in plans)
+    assert error(logits(model), expected) < 1e-5
+    assert calls(model) == len(plans)
+    assert plugin.prepare(experts(model)[0])[0].config.dtype == "f32"  # of the configuration
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(IDS, use_cache=False).logits, logits(model))
+    layer = experts(model)[0]
+    before = logits(model)
+    layer.down_proj_scale_inv.mul_(0.5)  # seen as weights are
+    halved = logits(model)
+    assert not torch.equal(halved, before)
+    layer.down_proj_scale_inv.mul_(2)
+    assert torch.equal(logits(model), before)
+    torch._dynamo.reset()
+
+
+def test_fp8_experts_that_are_refused() -> None:
+    layer = to_fp8(experts(build())[0], (32, 16))
+    inputs = experts_input()
+    with pytest.raises(fusedmoe.errors.InvalidArgument, match="Experts: .*scales.data: expected "
+                                                              r"float32 \[8, 2, 4\]"):
+        bad = copy.deepcopy(layer)
+        bad.gate_up_proj_scale_inv = nn.Parameter(bad.gate_up_proj_scale_inv[:, :1].contiguous())
+        bad(*inputs)
+    with pytest.raises(fusedmoe.errors.InvalidArgument, match="scales.type: expected f32 or f16 or "
+                                                              "bf16 for fp8_e4m3, got e8m0"):
+        bad = copy.deepcopy(layer)
+        for name in ("gate_up_proj_scale_inv", "down_proj_scale_inv"):
+            setattr(bad, name, nn.Parameter(torch.full_like(
+                getattr(bad, name), 1).to(torch.float8_e8m0fnu), requires_grad=False))
+        bad(*inputs)
+
+
+def test_gpt_oss_in_mxfp4_is_loaded_as_bf16(tmp_path: pathlib.Path) -> None:
+    """Without a GPU transformers makes bf16 of the blocks; the checkpoint reader keeps them."""
+    from safetensors.torch import load_file, save_file
+    model = build("gpt_oss", torch.bfloat16, implementation="eager", intermediate_size=64)
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        q = fusedmoe.quantize(tensors.pop(name).mT, "mxfp4")  # [E, K, N] -> [E, N, K]
+        tensors[f"{name}_blocks"] = q.data.reshape(*q.shape[:2], -1, 16)
+        tensors[f"{name}_scales"] = q.scales.data.view(torch.uint8)
+    save_file(tensors, file, {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.bfloat16, experts_implementation="fusedmoe",
+        quantization_config=transformers.Mxfp4Config(dequantize=True))
+    layer = experts(loaded)[0]
+    assert layer.gate_up_proj.dtype == torch.bfloat16
+    with torch.no_grad():
+        got = loaded(IDS, use_cache=False).logits
+        with eager(loaded):
+            assert error(got, logits(loaded)) < MODEL_TOLERANCE[torch.bfloat16]
+    first = next(iter(fusedmoe.load_checkpoint(tmp_path)))
+    assert first.formats == ["mxfp4"]
+    plan = fusedmoe.FusedMoe.create(first.config, first.weights)
+    hidden, index, router = experts_input(7, torch.bfloat16, hidden=first.config.hidden_size,
+                                          num_experts=first.config.num_experts)
+    output = torch.empty_like(hidden)
+    plan.apply(output, hidden, router, index)
+    with torch.no_grad():
+        support.assert_close(output, layer(hidden, index, router), torch.bfloat16, quantised=True)

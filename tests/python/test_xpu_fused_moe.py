@@ -18,7 +18,7 @@ import torch
 from support import Layer, assert_close, dirty, oracle
 
 import fusedmoe
-from fusedmoe import _xpu_function, _xpu_install, _xpu_layer, errors, xpu
+from fusedmoe import _xpu_function, _xpu_install, errors, xpu
 from fusedmoe.xpu import XpuFusedMoe, xpu_fused_moe
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -454,86 +454,241 @@ def test_what_apply_refuses():
 
 # --- Formats --------------------------------------------------------------------------------------
 
-E, N, K = 2, 256, 128
+FORMATS = ["fp8", "fp8_e5m2", "fp8_block", "mxfp8", "mxfp8_u8", "mxfp4", "mxfp4_u8", "int4", "int4_16",
+           "int4_f32", "int4_signed", "int4_signed_u8"]
 
 
-def quantised(name: str):
-    """w13, its scales, w2, its scales."""
-    fp8 = torch.zeros(E, K, N).to(torch.float8_e4m3fn), torch.zeros(E, N // 2, K).to(
-        torch.float8_e4m3fn)
-    four = torch.zeros(E, N, K // 2, dtype=torch.uint8), torch.zeros(E, K, N // 4,
-                                                                     dtype=torch.uint8)
-    u8 = lambda *shape: torch.full(shape, 127, dtype=torch.uint8)  # noqa: E731
-    if name == "fp8":
-        return fp8[0], torch.ones(E), fp8[1], torch.ones(E)
-    if name == "fp8_block":
-        return fp8[0], torch.ones(E, 1, 2), fp8[1], torch.ones(E, 1, 1)
-    if name == "mxfp8":
-        return fp8[0], u8(E, K // 32, N), fp8[1], u8(E, N // 64, K).view(torch.float8_e8m0fnu)
-    if name == "mxfp4":
-        return (four[0].view(torch.float4_e2m1fn_x2), u8(E, N, K // 32),
-                four[1].view(torch.float4_e2m1fn_x2), u8(E, K, N // 64))
-    scales = (torch.ones(E, N, 1, dtype=torch.bfloat16), torch.ones(E, K, 1, dtype=torch.bfloat16))
-    if name == "int4":
-        return four[0], scales[0], four[1], scales[1]
-    w13, w2 = four[0].to(torch.int8), four[1].to(torch.int8)
-    w13.xpu_fused_moe = True
-    return w13, scales[0], w2, scales[1]
+class Quantised(Peer):
+    """The same with quantised weights; the layer's become what they are worth."""
+
+    def __init__(self, layer: Layer, name: str, bias: bool = False, layout: str = "halves") -> None:
+        super().__init__(layer, bias)
+        self.name, self.layout = name, layout
+        self.w13, self.s13, layer.w13 = self.convert(layer.w13, layer.gated)
+        self.w2, self.s2, layer.w2 = self.convert(layer.w2, False)
+        if "signed" in name:
+            self.w13.xpu_fused_moe = True  # of w13 only, as the peers mark it
+
+    def convert(self, values: torch.Tensor, gate_and_up: bool):
+        kind, _, more = self.name.partition("_")
+        if kind == "int4":
+            type = {"f32": "f32", "16": "f16"}.get(more, "bf16")
+            q = fusedmoe.quantize(values, "int4", group_size=16 if more == "16" else 32,
+                                  scale_type=type)
+        elif kind == "mxfp4":
+            q = fusedmoe.quantize(values, "mxfp4")
+        elif kind == "mxfp8":
+            q = fusedmoe.quantize(values, "mxfp8", layout="kn", transposed=True)
+        elif more == "block":
+            parts = "halves" if gate_and_up and self.layout == "halves" else "one"
+            q = fusedmoe.quantize(values, "fp8_e4m3", block=(128, 128), parts=parts, layout="kn",
+                                  transposed=True)
+        else:
+            q = fusedmoe.quantize(values, "fp8_e5m2" if more else "fp8_e4m3", layout="kn")
+        data, scales = q.data, q.scales.data
+        if self.name == "mxfp4":
+            data = data.view(torch.float4_e2m1fn_x2)
+        if more == "u8":
+            scales = scales.view(torch.uint8)
+        if "signed" in more:  # by another way than the library's
+            low, high = ((data.int() & 15) - 8) & 15, ((data.int() >> 4) - 8) & 15
+            data = (low | high << 4).to(torch.uint8)
+            data = data if more.endswith("u8") else data.view(torch.int8)
+        return data, scales, fusedmoe.dequantize(q)
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        return {"is_mxfp4": True} if self.name == "mxfp4_u8" else {}
+
+    @property
+    def format(self) -> str:
+        name = self.name.removesuffix("_u8").removesuffix("_16").removesuffix("_f32")
+        return name.removesuffix("_e5m2")
+
+    @property
+    def six(self) -> tuple:
+        return self.w13, self.s13, self.b13, self.w2, self.s2, self.b2
+
+    def build(self, activation="silu", **options) -> XpuFusedMoe:
+        return XpuFusedMoe(*self.six, self.layer.top_k, activation, self.layer.num_experts,
+                           dtype=self.layer.dtype, **{**self.flags, **options})
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_block", "mxfp8", "mxfp4", "int4", "int4_signed"])
-def test_quantised_formats_are_recognised_and_refused_with_the_reason(name):
-    w13, s13, w2, s2 = quantised(name)
-    assert xpu.weight_format(w13, s13) == name
-    answer = xpu.supports_format(name)
-    if answer:
-        pytest.skip(f"this version computes {name}")
-    before = w13.view(torch.uint8).clone(), w13.dtype, w13.data_ptr()
-    with pytest.raises(errors.Unsupported) as caught:
-        XpuFusedMoe(w13, s13, None, w2, s2, None, 1, "silu", E)
-    assert "expected" in str(caught.value) and answer.reason
-    if name != "int4_signed":
-        assert str(caught.value).startswith(answer.reason)  # the library's own words
-        assert "w13 is " in str(caught.value)
-    else:
-        assert "two's complement" in str(caught.value)
-    assert torch.equal(w13.view(torch.uint8), before[0])
-    assert (w13.dtype, w13.data_ptr()) == before[1:]
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("activation, meaning", [
+    ("silu", {"kind": "silu"}), ("relu2_no_mul", {"kind": "relu2"}),
+    ("swigluoai", {"kind": "swigluoai", "limit": 7.0, "layout": "interleaved"})])
+def test_quantised_formats_match_the_oracle(name, activation, meaning):
+    for dtype, (hidden, inter) in itertools.product((torch.bfloat16, torch.float32),
+                                                    ((131, 77), (256, 192))):
+        peer = Quantised(Layer(hidden, inter, dtype=dtype, gated=activation != "relu2_no_mul"), name,
+                         bias=True, layout=meaning.get("layout", "halves"))
+        assert xpu.weight_format(peer.w13, peer.s13, **peer.flags) == peer.format
+        assert xpu.supports_format(peer.format)
+        tensors = [tensor for tensor in peer.six if tensor is not None]
+        before = [(tensor.view(torch.uint8).clone(), tensor._version, tensor.data_ptr(),
+                   tensor.dtype) for tensor in tensors]
+        moe = peer.build(activation)
+        assert moe.format == peer.format
+        flags = [moe.is_fp8, moe.is_int4, moe.is_mxfp4, moe.is_mxfp8, moe.is_block_fp8]
+        assert flags == [peer.format == "fp8", peer.format.startswith("int4"),
+                         *[peer.format == one for one in ("mxfp4", "mxfp8", "fp8_block")]]
+        for count in (1, 9):
+            tokens = peer.layer.tokens(count)
+            plain = run(moe, tokens)
+            assert_close(plain, peer.expected(*tokens, **meaning), dtype, quantised=True)
+            workspace = dirty(moe.workspace_size(count).bytes, dtype=torch.uint8)
+            assert torch.equal(run(moe, tokens, workspace2=workspace), plain)
+            called = xpu_fused_moe(tokens[0], *peer.six, tokens[1], tokens[2], peer.layer.top_k,
+                                   activation, peer.layer.num_experts, **peer.flags)
+            assert torch.equal(called, plain)
+        for tensor, (value, version, address, kind) in zip(tensors, before):
+            assert torch.equal(tensor.view(torch.uint8), value)
+            assert (tensor._version, tensor.data_ptr(), tensor.dtype) == (version, address, kind)
 
 
-def test_quantised_formats_are_described(monkeypatch):
-    """What the library will see once it has the formats."""
-    seen = []
-    monkeypatch.setattr(_xpu_layer._core.FusedMoe, "supports", lambda config, weights, options:
-                        seen.append((config, weights)) or fusedmoe.Support(False, "no"))
-    for name in ("fp8", "fp8_block", "mxfp8", "mxfp4", "int4"):
-        w13, s13, w2, s2 = quantised(name)
-        with pytest.raises(errors.Unsupported):
-            XpuFusedMoe(w13, s13, None, w2, s2, None, 1, "silu", E)
-    facts = [(w.w13.format, w.w13.layout, w.w13.shape, w.w13.scales.layout, w.w13.scales.group_size,
-              w.w13.scales.transposed, c.hidden_size, c.intermediate_size) for c, w in seen]
-    assert facts == [
-        ("fp8_e4m3", "kn", None, "tensor", 0, False, K, N // 2),
-        ("fp8_e4m3", "kn", None, "block", 0, True, K, N // 2),
-        ("mxfp8", "kn", (E, N, K), "group", 32, True, K, N // 2),
-        ("mxfp4", "nk", (E, N, K), "group", 32, False, K, N // 2),
-        ("int4", "nk", (E, N, K), "group", 128, False, K, N // 2),
-    ]
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantised_experts_of_two_ranks_add_up(name):
+    layer = Layer(num_experts=8)
+    peer = Quantised(layer, name)
+    tokens = layer.tokens(9)
+    total = torch.zeros_like(tokens[0], dtype=torch.float32)
+    for rank in (0, 1):
+        mine = slice(4 * rank, 4 * rank + 4)
+        w13, s13, _, w2, s2, _ = [
+            t if t is None else t[mine] if t.itemsize > 1 else
+            t.view(torch.uint8)[mine].view(t.dtype) for t in peer.six]
+        if "signed" in name:
+            w13.xpu_fused_moe = True
+        moe = XpuFusedMoe(w13, s13, None, w2, s2, None, 3, "silu", 4, rank, 2, dtype=layer.dtype,
+                          **peer.flags)
+        total += run(moe, tokens).float()
+    whole = run(peer.build(), tokens)
+    rel_l2 = (total - whole.float()).norm() / whole.float().norm()
+    assert rel_l2 < 0.01
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("on_stale", ["raise", "refresh"])
+def test_quantised_weights_that_change(name, on_stale):
+    peer = Quantised(Layer(), name)
+    moe, tokens = peer.build(on_stale=on_stale), peer.layer.tokens(9)
+
+    def flip(tensor):  # another sound value, counted by PyTorch
+        if tensor.itemsize > 1:
+            tensor.mul_(0.5)
+        elif tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            tensor.view(torch.uint8).bitwise_xor_(0x80)
+        else:
+            tensor.view(torch.uint8).bitwise_xor_(1)
+
+    for tensor in (peer.w13, peer.s13, peer.w2, peer.s2):
+        for change in (lambda: flip(tensor), lambda: setattr(tensor, "data", tensor.data.clone())):
+            old = run(moe, tokens)
+            change()
+            if on_stale == "raise":
+                refused(moe, tokens, errors.StaleWeights, "weights: expected the tensors",
+                        "refresh()")
+                moe.refresh()
+            assert torch.equal(run(moe, tokens), run(peer.build(), tokens))
+        assert torch.equal(run(moe, tokens), old)
+    assert moe.weights_version == 9
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantised_weights_slept_woken_copied_and_compiled(name):
+    peer, other = Quantised(Layer(), name), Quantised(Layer(seed=1), name)
+    moe, tokens = peer.build(), peer.layer.tokens(9)
+    before = run(moe, tokens)
+    twin = copy.deepcopy(moe)
+    peer.s13.view(torch.uint8).bitwise_xor_(1)
+    assert torch.equal(run(twin, tokens), before)
+    refused(moe, tokens, errors.StaleWeights, "refresh")
+    names = dict(zip(("w13", "w13_scales", "w2", "w2_scales"), (other.w13, other.s13, other.w2,
+                                                               other.s2)))
+    moe.refresh(**names)
+    assert moe.w13_scales is other.s13 and moe.w2_scales is other.s2
+    right = run(other.build(), tokens)
+    assert torch.equal(run(moe, tokens), right)
+    moe.release_weights()
+    refused(moe, tokens, errors.StaleWeights, "refresh")
+    moe.refresh(**names)
+    assert torch.equal(run(moe, tokens), right)
+    with pytest.raises(errors.InvalidArgument, match="as at the start|is_mxfp4=True claims"):
+        moe.refresh(w13=torch.zeros(7, 131, 154), w2=torch.zeros(7, 77, 131))
+    twin.w2.view(torch.uint8).bitwise_xor_(1)
+    refused(twin, tokens, errors.StaleWeights, "refresh")
+
+    def step(output, *tensors):
+        moe.apply(output, *tensors)
+        return output + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(dirty(9, 131, dtype=torch.bfloat16), *tokens), right + 1)
+
+
+def test_converted_weights_are_followed_to_the_address():
+    """int4_signed: the plan's own watch sees copies, so the object compares the originals."""
+    peer = Quantised(Layer(), "int4_signed")
+    moe, tokens = peer.build(on_stale="refresh"), peer.layer.tokens(9)
+    other = Quantised(Layer(seed=1), "int4_signed")
+    for given in (other, Quantised(Layer(), "int4_signed"), other):
+        peer.w2.data = torch.zeros(0, dtype=torch.int8)  # slept
+        peer.w2.data, peer.s2.data = given.w2.data.clone(), given.s2.data.clone()
+        assert torch.equal(run(moe, tokens), run(peer.build(), tokens))
 
 
 def test_flags_of_older_callers_say_what_dtypes_leave_open():
-    w13, s13, *_ = quantised("int4")
-    assert xpu.weight_format(w13, s13, is_mxfp4=True) == "mxfp4"
-    assert xpu.weight_format(w13, s13, is_int4=True) == "int4"
-    w13, s13, *_ = quantised("fp8")
-    assert xpu.weight_format(w13, s13, is_fp8=True, is_mxfp8=True) == "mxfp8"
-    assert xpu.weight_format(w13, s13, is_fp8=False, is_int4=None) == "fp8"
+    four = Quantised(Layer(), "mxfp4_u8")
+    assert xpu.weight_format(four.w13, four.s13, is_mxfp4=True) == "mxfp4"
+    assert xpu.weight_format(four.w13, four.s13, is_int4=True) == "int4"
+    eight = Quantised(Layer(), "fp8")
+    assert xpu.weight_format(eight.w13, eight.s13, is_fp8=True, is_mxfp8=True) == "mxfp8"
+    assert xpu.weight_format(eight.w13, eight.s13, is_fp8=False, is_int4=None) == "fp8"
     marked = torch.zeros(1, 2, 2, dtype=torch.uint8)
     marked.xpu_fused_moe = True  # rewritten by a version that kept uint8
     assert xpu.weight_format(marked, None) == "int4_signed"
-    with pytest.raises(errors.InvalidArgument, match="w13_scales: expected the scales of fp8"):
-        w13, _, w2, s2 = quantised("fp8")
-        XpuFusedMoe(w13, None, None, w2, s2, None, 1, "silu", E)
+    tokens = eight.layer.tokens(9)
+    right = run(eight.build(), tokens)
+    flags = (True, False, False, False, False)
+    for moe in (eight.build(is_fp8=True), XpuFusedMoe(*eight.six, 3, "silu", 7, 0, 1, None, *flags)):
+        assert torch.equal(run(moe, tokens), right)
+    assert torch.equal(xpu_fused_moe(tokens[0], *eight.six, *tokens[1:], 3, "silu", 7, 0, 1, None,
+                                     None, *flags), right)
+
+
+@pytest.mark.parametrize("name, change, text", [
+    ("fp8", dict(w13_scales=None), "w13_scales: expected the scales of fp8"),
+    ("fp8", dict(w13_scales=torch.ones(7, 154)), "w13_scales: expected float32 [7], got float32 [7, 154]"),
+    ("fp8", dict(w2_scales=torch.ones(7).double()), "w2_scales: expected f32, f16, bf16"),
+    ("fp8", dict(w2=torch.zeros(7, 77, 131)), "w2: expected float8_e4m3fn or float8_e5m2 as w13"),
+    ("fp8", dict(w13=torch.zeros(7, 131, 154).to(torch.float8_e4m3fnuz)),
+     "w13: expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, float4_e2m1fn_x2 or uint8 "
+     "(int4), got torch.float8_e4m3fnuz"),
+    ("fp8_block", dict(w13_scales=torch.ones(7, 2, 3)),
+     "w13_scales: expected float32 [7, 2, 2], got float32 [7, 2, 3]"),
+    ("fp8_block", dict(w2_scales=torch.ones(7, 2, 2)),
+     "w2_scales: expected float32 [7, 1, 2], got float32 [7, 2, 2]; check"),
+    ("mxfp8", dict(w13_scales=torch.zeros(7, 4, 154, dtype=torch.uint8)),
+     "w13_scales: expected uint8 [7, 5, 154], got uint8 [7, 4, 154]"),
+    ("mxfp8", dict(w2=torch.zeros(7, 77, 131).to(torch.float8_e5m2)), "float8_e4m3fn elements of mxfp8"),
+    ("mxfp4", dict(w2_scales=torch.ones(7, 131, 3)), "scales.type: expected e8m0 for mxfp4, got f32"),
+    ("mxfp4", dict(w13=torch.zeros(7, 154, 60, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)),
+     "w13: expected uint8 [7, 154, 66] for 131 inputs in mxfp4, got float4_e2m1fn_x2 [7, 154, 60]"),
+    ("int4", dict(w13_scales=torch.ones(7, 154)), "w13_scales: expected [experts, N, K / group]"),
+    ("int4", dict(w13_scales=torch.ones(7, 154, 90)), "w13_scales: expected [experts, N, K / group]"),
+    ("int4", dict(w13_scales=torch.ones(7, 150, 5)), "w13_scales: expected float32 [7, 154, 5]"),
+    ("int4_signed", dict(w2=torch.zeros(7, 131, 39)), "w2: expected int8 as w13, got torch.float32"),
+    ("int4", dict(is_fp8=True), "is_fp8=True claims, got torch.uint8"),
+])
+def test_quantised_tensors_that_are_refused(name, change, text):
+    peer = Quantised(Layer(), name)
+    names = ("w13", "w13_scales", "w13_bias", "w2", "w2_scales", "w2_bias")
+    with pytest.raises(fusedmoe.Error) as caught:
+        XpuFusedMoe(**{**dict(zip(names, peer.six)), **change}, n_experts_per_token=3,
+                    activation="silu", num_experts=7)
+    assert text in str(caught.value), str(caught.value)
 
 
 # --- Weights that change --------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Without vLLM these are skipped, unless FUSEDMOE_REQUIRE_VLLM=1 demands them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import sys
 import pytest
 import torch
 from support import Layer, assert_close, dirty
+from test_xpu_fused_moe import Quantised
 
 REQUIRED = os.environ.get("FUSEDMOE_REQUIRE_VLLM") == "1"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -35,8 +37,12 @@ from vllm.model_executor.layers.fused_moe.config import (  # noqa: E402
     FusedMoEQuantConfig,
     RoutingMethodType,
     biased_moe_quant_config,
+    fp8_w8a8_moe_quant_config,
+    int4_w4a16_moe_quant_config,
+    mxfp4_w4a16_moe_quant_config,
 )
 from vllm.model_executor.layers.fused_moe.experts import xpu_moe  # noqa: E402
+from vllm.model_executor.layers.fused_moe.oracle import fp8 as fp8_oracle  # noqa: E402
 from vllm.model_executor.layers.fused_moe.oracle import unquantized as oracle_  # noqa: E402
 
 from fusedmoe import _xpu_install, errors, xpu, xpu_vllm  # noqa: E402
@@ -253,6 +259,107 @@ def test_weights_that_vllm_changes(installed, cls):
     assert torch.equal(module(*tokens), direct(module, tokens))
 
 
+# --- Quantised weights ----------------------------------------------------------------------------
+
+# Of Quantised, with vLLM's class for it and ours.
+SCHEMES = {
+    "fp8": (xpu_moe.XPUExpertsFp8, xpu_vllm.FusedMoeXpuExpertsFp8),
+    "fp8_block": (xpu_moe.XPUExpertsBlockFp8, xpu_vllm.FusedMoeXpuExpertsBlockFp8),
+    "mxfp8_u8": (xpu_moe.XPUExpertsFp8, xpu_vllm.FusedMoeXpuExpertsMxFp8),
+    "mxfp4_u8": (xpu_moe.XPUExpertsMxFp4, xpu_vllm.FusedMoeXpuExpertsMxFp4),
+    "int4": (xpu_moe.XPUExpertsWNA16, xpu_vllm.FusedMoeXpuExpertsWNA16),
+}
+
+
+class QuantisedVllmLayer(torch.nn.Module):
+    """As VllmLayer, after vLLM's own conversion of quantised weights for Intel GPUs."""
+
+    def __init__(self, peer: Quantised, experts_cls: type, rank: int | None = None) -> None:
+        super().__init__()
+        layer, self.peer = peer.layer, peer
+        local = slice(None) if rank is None else slice(4 * rank, 4 * rank + 4)
+        self.w13, self.s13, self.w2, self.s2 = (
+            t[local] if t.itemsize > 1 else t.view(torch.uint8)[local].view(t.dtype)
+            for t in (peer.w13, peer.s13, peer.w2, peer.s2))
+        parallel = FusedMoEParallelConfig.make_no_parallel()
+        self.expert_map = None
+        if rank is not None:
+            parallel = dataclasses.replace(parallel, ep_size=2, ep_rank=rank, use_ep=True)
+            self.expert_map = torch.full((8,), -1, dtype=torch.int32)
+            self.expert_map[local] = torch.arange(4, dtype=torch.int32)
+        self.config = FusedMoEConfig(
+            num_experts=layer.num_experts, experts_per_token=layer.top_k,
+            hidden_dim=layer.hidden_size, intermediate_size=layer.intermediate_size,
+            num_local_experts=self.w13.shape[0], num_logical_experts=layer.num_experts,
+            activation=MoEActivation.SILU, device="cpu", routing_method=RoutingMethodType.TopK,
+            moe_parallel_config=parallel, in_dtype=layer.dtype)
+        make = {"fp8": fp8_w8a8_moe_quant_config, "mxfp8": fp8_w8a8_moe_quant_config,
+                "mxfp4": mxfp4_w4a16_moe_quant_config,
+                "int4": int4_w4a16_moe_quant_config}[peer.name.split("_")[0]]
+        self.kernel = fp8_oracle.make_fp8_moe_kernel(
+            make(w1_scale=self.s13, w2_scale=self.s2), self.config, experts_cls,
+            fp8_oracle.Fp8MoeBackend.XPU)
+
+    @property
+    def experts(self):
+        return self.kernel.fused_experts
+
+    def forward(self, hidden, weights, ids) -> torch.Tensor:
+        return self.kernel.apply(
+            hidden_states=hidden, w1=self.w13, w2=self.w2, topk_weights=weights, topk_ids=ids,
+            activation=MoEActivation.SILU, global_num_experts=self.peer.layer.num_experts,
+            expert_map=self.expert_map, apply_router_weight_on_input=False)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("which", [0, 1], ids=["unchanged", "ours"])
+def test_quantised_layers_match_the_oracle(installed, name, which):
+    for sizes in ((128, 64), (131, 77)):
+        layer = Layer(*sizes)
+        peer = Quantised(layer, name)
+        module = QuantisedVllmLayer(peer, SCHEMES[name][which])
+        for count in COUNTS:
+            tokens = layer.tokens(count)
+            output = module(*tokens)
+            assert_close(output, layer.expected(*tokens), layer.dtype, quantised=True)
+            plain = dirty(*tokens[0].shape, dtype=layer.dtype)
+            peer.build().apply(plain, *tokens)
+            assert torch.equal(output, plain)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_quantised_layers_of_ranks_and_changes(installed, name):
+    layer = Layer(128, 64, num_experts=8)
+    peer = Quantised(layer, name)
+    tokens = layer.tokens(17)
+    ranks = [QuantisedVllmLayer(peer, SCHEMES[name][1], rank=rank) for rank in (0, 1)]
+    total = sum(rank(*tokens).float() for rank in ranks)
+    assert_close(total, layer.expected(*tokens), layer.dtype, quantised=True)
+    whole = QuantisedVllmLayer(peer, SCHEMES[name][1])
+    whole(*tokens)
+    plan = whole.experts.fused_moe_impl
+    for tensor in (peer.w13, peer.s13, peer.w2, peer.s2):
+        fp8 = tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        if tensor.itemsize > 1:
+            tensor.mul_(0.5)
+        else:
+            tensor.view(torch.uint8).bitwise_xor_(0x80 if fp8 else 1)
+        plain = dirty(*tokens[0].shape, dtype=layer.dtype)
+        peer.build().apply(plain, *tokens)
+        assert torch.equal(whole(*tokens), plain)
+    assert whole.experts.fused_moe_impl is plan and plan.weights_version == 5
+    layer_of_vllm = torch.nn.Module()  # as the methods that call the hook
+    layer_of_vllm.w13_weight, layer_of_vllm.w2_weight = peer.w13, peer.w2
+    again = QuantisedVllmLayer(peer, SCHEMES[name][1])
+    again.experts.process_weights_after_loading(layer_of_vllm)
+    built = again.experts.fused_moe_impl
+    assert torch.equal(again(*tokens), plain) and again.experts.fused_moe_impl is built
+    compiled = torch.compile(lambda *given: again(*given) * 2, backend="aot_eager", fullgraph=True,
+                             dynamic=True)
+    assert torch.equal(compiled(*tokens), plain * 2)
+    torch._dynamo.reset()
+
+
 def test_a_wrong_handle_cannot_give_the_wrong_layers_result(installed):
     """A compiled graph holds the handle as a number: one from another process may name another
     plan."""
@@ -267,13 +374,21 @@ def test_a_wrong_handle_cannot_give_the_wrong_layers_result(installed):
 
 
 def test_what_it_supports_is_what_the_library_does(monkeypatch):
-    ours = xpu_vllm.FusedMoeXpuExperts
-    scheme = (xpu_vllm.quant_utils.kFp8StaticTensorSym, None)
+    ours, utils = xpu_vllm.FusedMoeXpuExperts, xpu_vllm.quant_utils
     assert ours._supports_current_device() and not UNCHANGED._supports_current_device()
-    assert ours._supports_quant_scheme(None, None) and UNCHANGED._supports_quant_scheme(*scheme)
-    assert ours._supports_quant_scheme(*scheme) == bool(xpu.supports_format("fp8"))
-    monkeypatch.setattr(xpu, "supports_format", lambda *which: True)
-    assert ours._supports_quant_scheme(*scheme)
+    pairs = [(None, None), (utils.kFp8StaticTensorSym, None),
+             (utils.kFp8StaticTensorSym, utils.kFp8DynamicTensorSym),
+             (utils.kFp8Static128BlockSym, utils.kFp8Dynamic128Sym), (utils.kMxfp8Static, None),
+             (utils.kMxfp4Static, None), (utils.kInt4Static, None), (utils.kInt4Static32, None)]
+    taken = 0
+    for cls, pair in itertools.product(xpu_vllm._CLASSES, pairs):
+        assert cls._supports_quant_scheme(*pair) == cls._peer._supports_quant_scheme(*pair)
+        taken += cls._supports_quant_scheme(*pair)
+    assert taken == 3 + 2 + 1 + 1 + 1 + 2
+    with monkeypatch.context() as patch:
+        patch.setattr(xpu, "supports_format", lambda *which: False)
+        assert not any(cls._supports_quant_scheme(*pair) for cls in xpu_vllm._CLASSES
+                       for pair in pairs)
     layer = Layer()
     with pytest.raises(errors.Unsupported, match="gemm1_alpha: expected 1.702 for swigluoai"):
         VllmLayer(layer, ours, MoEActivation.SWIGLUOAI, gemm1_alpha=1.0)
@@ -293,9 +408,12 @@ def test_errors_name_the_argument(installed):
 def test_install_puts_the_class_where_vllm_looks(monkeypatch):
     where = xpu_vllm.install()
     try:
-        assert len(where) == 3 and xpu_moe.XpuFusedMoe is xpu.EngineXpuFusedMoe
+        assert len(where) == 8 and xpu_moe.XpuFusedMoe is xpu.EngineXpuFusedMoe
         chosen = oracle_.backend_to_kernel_cls(oracle_.UnquantizedMoeBackend.XPU)
         assert chosen == [xpu_vllm.FusedMoeXpuExperts]
+        chosen = fp8_oracle.backend_to_kernel_cls(fp8_oracle.Fp8MoeBackend.XPU)
+        assert {xpu_vllm.FusedMoeXpuExpertsFp8, xpu_vllm.FusedMoeXpuExpertsBlockFp8,
+                xpu_vllm.FusedMoeXpuExpertsMxFp8} == set(chosen)
     finally:
         xpu_vllm.uninstall()
     assert xpu_moe.XPUExperts is UNCHANGED and not hasattr(xpu_moe, "XpuFusedMoe")

@@ -1,5 +1,5 @@
-// Implementation of amx_decode.h, with AVX-512, VBMI and its conversion to bf16, which every machine
-// with AMX has.
+// Implementation of amx_decode.h, with AVX-512, VBMI and its conversion to bf16, which every
+// machine with AMX has.
 #include "backends/cpu/kernels/amx_decode.h"
 
 #include <immintrin.h>
@@ -22,8 +22,8 @@ constexpr std::int64_t kCodesAhead = 4096;
 FUSEDMOE_INLINE __m512i scaled(__m512bh codes, __m512 scale, __m512 offset) {
   const __m512i bits = (__m512i)codes;
   const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-  const __m512 odd = _mm512_castsi512_ps(
-      _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
+  const __m512 odd =
+      _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
   const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(_mm512_fmadd_ps(odd, scale, offset),
                                                     _mm512_fmadd_ps(even, scale, offset));
   alignas(64) static constexpr std::uint16_t kPairs[32] = {
@@ -60,8 +60,7 @@ struct PowersOfTwo {
 };
 
 template <Code kCode>
-using Weights =
-    std::conditional_t<bits_of(kCode) == 4, NibbleWeights<kCode>, ByteWeights<kCode>>;
+using Weights = std::conditional_t<bits_of(kCode) == 4, NibbleWeights<kCode>, ByteWeights<kCode>>;
 
 // Units [begin, end) of a piece; finish(vector, half) scales.
 template <class Codes, class Finish>
@@ -93,8 +92,7 @@ void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, v
   const std::int64_t end = std::min(last, (tile.k + 3) / 4 * 2);
   std::int64_t unit = first;
   if (layout.k == 0) {
-    decode_units(codes, panel, first, end, out,
-                 [](__m512bh w, int) { return (__m512i)w; });
+    decode_units(codes, panel, first, end, out, [](__m512bh w, int) { return (__m512i)w; });
     unit = end;
   }
   const std::int64_t segment_units = std::max<std::int64_t>(layout.k / 2, 1);
@@ -107,9 +105,8 @@ void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, v
       if (layout.scale == SegmentLayout::Scale::e8m0) {
         const PowersOfTwo powers(tile.segments.records + segment * layout.record_bytes());
         if (powers.exact) {
-          decode_units(codes, panel, unit, until, at, [&](__m512bh w, int half) {
-            return powers.times(w, half);
-          });
+          decode_units(codes, panel, unit, until, at,
+                       [&](__m512bh w, int half) { return powers.times(w, half); });
           unit = until;
           continue;
         }
@@ -128,9 +125,8 @@ void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, v
       offset[0] = _mm512_load_ps(values + 32);
       offset[1] = _mm512_load_ps(values + 48);
     }
-    decode_units(codes, panel, unit, until, at, [&](__m512bh w, int half) {
-      return scaled(w, scale[half], offset[half]);
-    });
+    decode_units(codes, panel, unit, until, at,
+                 [&](__m512bh w, int half) { return scaled(w, scale[half], offset[half]); });
     unit = until;
   }
   for (std::int64_t u = std::max(first, end); u < last; ++u) {

@@ -1,5 +1,5 @@
-// Panels of codes as the tiles of AMX-BF16 read them: steps of 32 k by 32 outputs, [16][32][2] bf16,
-// each weight scaled in fp32 and rounded once.
+// Panels of codes as the tiles of AMX-BF16 read them: steps of 32 k by 32 outputs, [16][32][2]
+// bf16, each weight scaled in fp32 and rounded once.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 namespace fusedmoe::cpu {
 
 // Steps [begin, begin + count) of a piece, into `to`; zeros behind its last k.
-using DecodeSteps = void (*)(const GemmTile& tile, std::int64_t begin, std::int64_t count, void* to);
+using DecodeSteps = void (*)(const GemmTile& tile, std::int64_t begin, std::int64_t count,
+                             void* to);
 
 // The function for a code; null for bf16, which tiles read where it lies.
 DecodeSteps decode_steps(Code code) noexcept;

@@ -34,8 +34,10 @@ constexpr ByteTables byte_tables(const Value& value) {
   }
   return tables;
 }
-static constexpr ByteTables kE4m3 = byte_tables([](std::uint8_t code) { return e4m3_to_f32(code); });
-static constexpr ByteTables kE5m2 = byte_tables([](std::uint8_t code) { return e5m2_to_f32(code); });
+static constexpr ByteTables kE4m3 =
+    byte_tables([](std::uint8_t code) { return e4m3_to_f32(code); });
+static constexpr ByteTables kE5m2 =
+    byte_tables([](std::uint8_t code) { return e5m2_to_f32(code); });
 static constexpr ByteTables kS8 = byte_tables(
     [](std::uint8_t code) { return static_cast<float>(static_cast<std::int8_t>(code)); });
 
