@@ -21,7 +21,8 @@ namespace fusedmoe::cpu {
 namespace {
 
 constexpr std::array kAll = {CpuIsa::scalar,      CpuIsa::avx2_fma,    CpuIsa::avx512,
-                             CpuIsa::avx512_vnni, CpuIsa::avx512_bf16, CpuIsa::amx_bf16};
+                             CpuIsa::avx512_vnni, CpuIsa::avx512_bf16, CpuIsa::amx_bf16,
+                             CpuIsa::amx_int8};
 
 CpuIsa parse_isa(const char* argument, const std::string& name) {
   std::string known;
@@ -43,6 +44,15 @@ bool has_f16c() noexcept {
 }
 
 #if !defined(FUSEDMOE_AMX_MODEL)
+bool has_amx_int8() noexcept {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  constexpr unsigned kInt8 = 1U << 25;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kInt8) != 0;
+}
+
 // CPUID says that the processor has tiles; the kernel wants to be asked for their registers, and
 // may refuse. Its permission holds for threads that start later, too.
 bool may_use_amx_bf16() noexcept {
@@ -97,6 +107,8 @@ const char* to_string(CpuIsa isa) noexcept {
       return "avx512_bf16";
     case CpuIsa::amx_bf16:
       return "amx_bf16";
+    case CpuIsa::amx_int8:
+      return "amx_int8";
   }
   return "unknown";
 }
@@ -129,6 +141,12 @@ bool is_available(CpuIsa isa) noexcept {
       static const bool allowed = is_available(CpuIsa::avx512_bf16) && may_use_amx_bf16();
       return allowed;
 #endif
+    case CpuIsa::amx_int8:
+#if defined(FUSEDMOE_AMX_MODEL)
+      return is_available(CpuIsa::amx_bf16);
+#else
+      return is_available(CpuIsa::amx_bf16) && has_amx_int8();
+#endif
   }
 #endif
   return false;
@@ -158,6 +176,7 @@ bool is_fast(CpuIsa isa, const CpuFacts& facts) noexcept {
       // but 203 and 414 on Intel's Xeons.
       return facts.vendor != "GenuineIntel";
     case CpuIsa::amx_bf16:
+    case CpuIsa::amx_int8:
 #if defined(FUSEDMOE_AMX_MODEL)
       return false;
 #else

@@ -13,7 +13,8 @@ enum class CpuIsa : unsigned char {
   avx512,       // F, BW, DQ, VL
   avx512_vnni,  // and VNNI, VBMI
   avx512_bf16,
-  amx_bf16
+  amx_bf16,
+  amx_int8
 };
 
 const char* to_string(CpuIsa isa) noexcept;

@@ -1,5 +1,5 @@
-// Kernels for AMX in bf16, on any Tiles: the machine's (amx_bf16.cpp), or a model of them in plain
-// C++ (amx_model.h), so that every machine tests every line.
+// Kernels for AMX in bf16 or int8, on any Tiles: the machine's (amx_bf16.cpp), or a model of them
+// in plain C++ (amx_model.h), so that every machine tests every line.
 //
 // Tiles has: configure(rows), release(), zero<tile>(), load<tile>(from, stride), store<tile>(to,
 // stride), dot<sums, rows, weights>(). Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights; `rows`
@@ -108,13 +108,19 @@ FUSEDMOE_INLINE void add_steps(const char* a, const char* a_second, const char* 
   }
 }
 
+// Which steps of the loaded rows a panel's are: `all` of them lie between two blocks of rows.
+struct Steps {
+  std::int64_t begin, count, all;
+};
+
 // Rows that fit two blocks: the sums stay in their tiles. Codes are decoded part by part, and
 // prefetch for themselves.
 template <class Tiles, bool kTwo>
-FUSEDMOE_INLINE void gemm_few(const GemmTile& tile, std::int64_t steps, DecodeSteps decode) {
-  const auto* a = static_cast<const char*>(tile.a);
+FUSEDMOE_INLINE void gemm_few(const GemmTile& tile, const Steps& of, DecodeSteps decode) {
+  const std::int64_t steps = of.count;
+  const char* a = static_cast<const char*>(tile.a) + of.begin * kTileBytes;
   const auto* panel = static_cast<const char*>(tile.panel);
-  const char* a_second = a + steps * kTileBytes;
+  const char* a_second = a + of.all * kTileBytes;
   load_sums<Tiles, kTwo>(tile.accumulators, tile.first);
   if (decode == nullptr) {
     const std::int64_t until = steps - 1;
@@ -138,10 +144,11 @@ FUSEDMOE_INLINE void gemm_few(const GemmTile& tile, std::int64_t steps, DecodeSt
 // More rows pass part after part of the panel. Of weights that lie there as tiles read them, each
 // pass brings its share of the part after to L2.
 template <class Tiles>
-FUSEDMOE_INLINE void gemm_many(const GemmTile& tile, std::int64_t steps, DecodeSteps decode) {
+FUSEDMOE_INLINE void gemm_many(const GemmTile& tile, const Steps& of, DecodeSteps decode) {
+  const std::int64_t steps = of.count;
   const int blocks = (tile.rows + kTileRows - 1) / kTileRows;
   const int passes = (blocks + 1) / 2;
-  const auto* a = static_cast<const char*>(tile.a);
+  const char* a = static_cast<const char*>(tile.a) + of.begin * kTileBytes;
   const auto* panel = static_cast<const char*>(tile.panel);
   const auto* next = static_cast<const char*>(tile.next);
   alignas(64) char decoded[kPartSteps * kStepBytes];
@@ -161,8 +168,8 @@ FUSEDMOE_INLINE void gemm_many(const GemmTile& tile, std::int64_t steps, DecodeS
         const char* from = coming + pass * count * lines * 64;
         ahead = {from, from, count, pass * lines < kLines ? lines : 0};
       }
-      const char* rows = a + (pass * 2 * steps + begin) * kTileBytes;
-      const char* rows_second = rows + steps * kTileBytes;
+      const char* rows = a + (pass * 2 * of.all + begin) * kTileBytes;
+      const char* rows_second = rows + of.all * kTileBytes;
       float* sums = tile.accumulators + pass * 2 * kTileRows * kPanelOutputs;
       const auto run = [&]<bool kTwo>() {
         load_sums<Tiles, kTwo>(sums, tile.first && begin == 0);
@@ -180,8 +187,7 @@ FUSEDMOE_INLINE void gemm_many(const GemmTile& tile, std::int64_t steps, DecodeS
 
 // decode: null for weights that lie in the panel as tiles read them.
 template <class Tiles>
-FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile, DecodeSteps decode) {
-  const std::int64_t steps = (tile.k + kStepK - 1) / kStepK;
+FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile, const Steps& steps, DecodeSteps decode) {
   Tiles::configure(std::min(tile.rows, kTileRows));
   if (tile.rows <= kTileRows) {
     gemm_few<Tiles, false>(tile, steps, decode);

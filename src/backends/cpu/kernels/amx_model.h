@@ -55,7 +55,7 @@ class AmxModel {
     }
   }
 
- private:
+ protected:
   struct Tile {
     int rows;
     alignas(64) std::uint8_t data[16][64];
@@ -66,6 +66,25 @@ class AmxModel {
     return bf16_to_f32(bits);
   }
   inline static thread_local Tile tiles_[8];
+};
+
+// With tdpbssd for a product: four signed bytes to a sum.
+class AmxByteModel : public AmxModel {
+ public:
+  template <int kSums, int kRows, int kWeights>
+  static void dot() {
+    for (int m = 0; m < tiles_[kSums].rows; ++m) {
+      std::int32_t sums[16];
+      std::memcpy(sums, tiles_[kSums].data[m], 64);
+      for (int k = 0; k < 4 * tiles_[kWeights].rows; ++k) {
+        const auto x = static_cast<std::int8_t>(tiles_[kRows].data[m][k]);
+        for (int n = 0; n < 16; ++n) {
+          sums[n] += x * static_cast<std::int8_t>(tiles_[kWeights].data[k / 4][4 * n + k % 4]);
+        }
+      }
+      std::memcpy(tiles_[kSums].data[m], sums, 64);
+    }
+  }
 };
 
 }  // namespace fusedmoe::cpu
