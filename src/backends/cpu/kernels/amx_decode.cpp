@@ -15,8 +15,11 @@ namespace {
 
 constexpr std::int64_t kStepUnits = 16;  // pairs of k of a step
 constexpr std::int64_t kUnitBytes = 128;
-// Bytes of codes ahead, to L1.
-constexpr std::int64_t kCodesAhead = 4096;
+// Bytes of codes ahead, to L1: few, since prefetches hold the fill buffers that tile loads need.
+#ifndef AHEAD
+#define AHEAD 1024
+#endif
+constexpr std::int64_t kCodesAhead = AHEAD;
 
 // weight = code * scale + offset for one vector: even and odd k of 16 outputs.
 FUSEDMOE_INLINE __m512i scaled(__m512bh codes, __m512 scale, __m512 offset) {
@@ -80,8 +83,60 @@ FUSEDMOE_INLINE void decode_units(const Codes& codes, const char* panel, std::in
   }
 }
 
+// fp8 in blocks: the scale is one for each half of a panel, so that a table of what 128 codes are
+// worth costs less than to scale each weight: 9 operations for 64 weights instead of 22.
 template <Code kCode>
-void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, void* to) {
+struct HalfTables {
+  std::uint8_t low[2][128];
+  std::uint8_t high[2][128];
+
+  void build(const __m512 (&scale)[2]) {
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < 128; i += 16) {
+        const auto& tables = kCode == Code::e4m3 ? kE4m3 : kE5m2;
+        const __m256i bytes = _mm256_or_si256(
+            _mm256_cvtepu8_epi16(load_bytes(reinterpret_cast<const std::byte*>(&tables.low[i]))),
+            _mm256_slli_epi16(_mm256_cvtepu8_epi16(
+                                  load_bytes(reinterpret_cast<const std::byte*>(&tables.high[i]))),
+                              8));
+        const __m512 values =
+            _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bytes), 16));
+        const auto words = (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(values, scale[half]));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(&low[half][i]), _mm256_cvtepi16_epi8(words));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(&high[half][i]),
+                         _mm256_cvtepi16_epi8(_mm256_srli_epi16(words, 8)));
+      }
+    }
+  }
+
+  // Units [begin, end), two at a time: bytes of one half of both lines, then of the other.
+  FUSEDMOE_INLINE void decode(const char* panel, std::int64_t begin, std::int64_t end,
+                              char* to) const {
+    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    const char* line = panel + begin * 64;
+    for (std::int64_t unit = begin; unit < end; unit += 2, line += 128, to += 2 * kUnitBytes) {
+      __builtin_prefetch(line + kCodesAhead);
+      __builtin_prefetch(line + kCodesAhead + 64);
+      const __m512i first = _mm512_loadu_si512(line);
+      const __m512i second = _mm512_loadu_si512(line + 64);
+      const __m512i codes[2] = {_mm512_unpacklo_epi64(first, second),
+                                _mm512_unpackhi_epi64(first, second)};
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const __m512i lower = lookup(low[half], codes[half]);
+        // upper ^ (codes & 0x80)
+        const __m512i upper =
+            _mm512_ternarylogic_epi32(lookup(high[half], codes[half]), codes[half], sign, 0x78);
+        _mm512_store_si512(to + half * 64, _mm512_unpacklo_epi8(lower, upper));
+        _mm512_store_si512(to + kUnitBytes + half * 64, _mm512_unpackhi_epi8(lower, upper));
+      }
+    }
+  }
+};
+
+template <Code kCode>
+void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, DecodeState& state,
+            void* to) {
   const SegmentLayout& layout = tile.segments.layout;
   const Weights<kCode> codes(layout.offset);
   const auto* panel = static_cast<const char*>(tile.panel);
@@ -93,41 +148,55 @@ void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, v
   std::int64_t unit = first;
   if (layout.k == 0) {
     decode_units(codes, panel, first, end, out, [](__m512bh w, int) { return (__m512i)w; });
-    unit = end;
+    unit = std::max(first, end);
   }
   const std::int64_t segment_units = std::max<std::int64_t>(layout.k / 2, 1);
-  SegmentScales scales;
-  for (std::int64_t loaded = -1; unit < end;) {
+  static_assert(sizeof(SegmentScales) <= sizeof(state.memory));
+  auto& scales = reinterpret_cast<SegmentScales&>(state.memory);
+  while (unit < end) {
     const std::int64_t segment = unit / segment_units;
     const std::int64_t until = std::min(end, (segment + 1) * segment_units);
     char* at = out + (unit - first) * kUnitBytes;
+    const std::int64_t from = unit;
+    unit = until;
     if constexpr (kCode == Code::e2m1) {
       if (layout.scale == SegmentLayout::Scale::e8m0) {
         const PowersOfTwo powers(tile.segments.records + segment * layout.record_bytes());
         if (powers.exact) {
-          decode_units(codes, panel, unit, until, at,
+          decode_units(codes, panel, from, until, at,
                        [&](__m512bh w, int half) { return powers.times(w, half); });
-          unit = until;
           continue;
         }
       }
     }
-    if (loaded < 0 || segment >= loaded + SegmentScales::kMost) {
-      loaded = segment;
-      const std::int64_t segments =
-          (end - segment * segment_units + segment_units - 1) / segment_units;
-      scales.load(tile.segments, segment, std::min(segments, SegmentScales::kMost));
+    if constexpr (kCode == Code::e4m3 || kCode == Code::e5m2) {
+      if (layout.per_half) {
+        static_assert(sizeof(HalfTables<kCode>) <= sizeof(state.memory));
+        auto& tables = reinterpret_cast<HalfTables<kCode>&>(state.memory);
+        if (state.segment != segment) {
+          state.segment = segment;
+          SegmentScales one;
+          one.load(tile.segments, segment, 1);
+          tables.build({_mm512_load_ps(one.data()), _mm512_load_ps(one.data() + 16)});
+        }
+        tables.decode(panel, from, until, at);
+        continue;
+      }
     }
-    const float* values = scales.data() + (segment - loaded) * 64;
+    if (state.segment < 0 || segment >= state.segment + SegmentScales::kMost) {
+      state.segment = segment;
+      const std::int64_t all = (tile.k + layout.k - 1) / layout.k;
+      scales.load(tile.segments, segment, std::min(all - segment, SegmentScales::kMost));
+    }
+    const float* values = scales.data() + (segment - state.segment) * 64;
     const __m512 scale[2] = {_mm512_load_ps(values), _mm512_load_ps(values + 16)};
     __m512 offset[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     if (layout.has_offsets()) {
       offset[0] = _mm512_load_ps(values + 32);
       offset[1] = _mm512_load_ps(values + 48);
     }
-    decode_units(codes, panel, unit, until, at,
+    decode_units(codes, panel, from, until, at,
                  [&](__m512bh w, int half) { return scaled(w, scale[half], offset[half]); });
-    unit = until;
   }
   for (std::int64_t u = std::max(first, end); u < last; ++u) {
     _mm512_store_si512(out + (u - first) * kUnitBytes, _mm512_setzero_si512());

@@ -8,9 +8,16 @@
 
 namespace fusedmoe::cpu {
 
-// Steps [begin, begin + count) of a piece, into `to`; zeros behind its last k.
+// What a decoder keeps from one call to the next of the same piece: what it made of the scales.
+struct DecodeState {
+  std::int64_t segment = -1;
+  alignas(64) char memory[8192];
+};
+
+// Steps [begin, begin + count) of a piece, into `to`; zeros behind its last k. Called in ascending
+// order of steps.
 using DecodeSteps = void (*)(const GemmTile& tile, std::int64_t begin, std::int64_t count,
-                             void* to);
+                             DecodeState& state, void* to);
 
 // The function for a code; null for bf16, which tiles read where it lies.
 DecodeSteps decode_steps(Code code) noexcept;

@@ -1,5 +1,5 @@
-// Kernels for AMX-INT8, mode a8: tdpbssd multiplies tiles of 16 rows by 64 k with tiles of 64 k by 16
-// outputs. A segment's sums are exact integers; they become fp32 when it ends.
+// Kernels for AMX-INT8, mode a8: tdpbssd multiplies tiles of 16 rows by 64 k with tiles of 64 k by
+// 16 outputs. A segment's sums are exact integers; they become fp32 when it ends.
 #include <algorithm>
 #include <cstdint>
 

@@ -20,6 +20,8 @@ inline constexpr int kTileRows = 16;
 inline constexpr std::int64_t kStepK = 32;        // k of one tile
 inline constexpr std::int64_t kStepBytes = 2048;  // of a panel: two tiles of weights
 inline constexpr std::int64_t kSumsStride = kPanelOutputs * sizeof(float);
+// Steps that wait between decoding and multiplying where few rows pass.
+inline constexpr std::int64_t kRingSteps = 4;
 // Steps of a panel that stay in L1 (16 KiB) while many rows pass.
 inline constexpr std::int64_t kPartSteps = 8;
 // Bytes ahead in the stream of panels, to L1, for rows that pass once: 0.5 to 2 KiB are the same,
@@ -130,12 +132,14 @@ FUSEDMOE_INLINE void gemm_few(const GemmTile& tile, const Steps& of, DecodeSteps
                               kStepBytes / 64};
     add_steps<Tiles, kTwo, 3>(a, a_second, panel, steps, ahead);
   } else {
-    alignas(64) char part[kPartSteps * kStepBytes];
-    for (std::int64_t begin = 0; begin < steps; begin += kPartSteps) {
-      const std::int64_t count = std::min(kPartSteps, steps - begin);
-      decode(tile, begin, count, part);
-      add_steps<Tiles, kTwo, 3>(a + begin * kTileBytes, a_second + begin * kTileBytes, part, count,
-                                {});
+    // A step ahead of its products: vectors decode while tiles multiply.
+    alignas(64) char ring[kRingSteps][kStepBytes];
+    DecodeState state;
+    decode(tile, 0, 1, state, ring[0]);
+    for (std::int64_t step = 0; step < steps; ++step) {
+      if (step + 1 < steps) decode(tile, step + 1, 1, state, ring[(step + 1) % kRingSteps]);
+      const std::int64_t at = step * kTileBytes;
+      add_steps<Tiles, kTwo, 3>(a + at, a_second + at, ring[step % kRingSteps], 1, {});
     }
   }
   store_sums<Tiles, kTwo>(tile.accumulators);
@@ -152,11 +156,12 @@ FUSEDMOE_INLINE void gemm_many(const GemmTile& tile, const Steps& of, DecodeStep
   const auto* panel = static_cast<const char*>(tile.panel);
   const auto* next = static_cast<const char*>(tile.next);
   alignas(64) char decoded[kPartSteps * kStepBytes];
+  DecodeState state;
   for (std::int64_t begin = 0; begin < steps; begin += kPartSteps) {
     const std::int64_t count = std::min(kPartSteps, steps - begin);
     const char* weights = panel + begin * kStepBytes;
     if (decode != nullptr) {
-      decode(tile, begin, count, decoded);
+      decode(tile, begin, count, state, decoded);
       weights = decoded;
     }
     for (int pass = 0; pass < passes; ++pass) {

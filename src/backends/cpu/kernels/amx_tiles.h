@@ -56,9 +56,7 @@ struct Bf16Tiles : MachineTiles {
 struct ByteTiles : MachineTiles {
   template <int kSums, int kRows, int kWeights>
   FUSEDMOE_INLINE static void dot() {
-    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0"
-                 :
-                 : "i"(kSums), "i"(kRows), "i"(kWeights));
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kRows), "i"(kWeights));
   }
 };
 #endif

@@ -14,12 +14,11 @@ void load_byte_tiles(const LoadRows& rows) {
   const ByteRows bytes(rows);
   const std::int64_t steps = (rows.k + kStepK - 1) / kStepK;
   for (int r = 0; r < rows.rows; ++r) {
-    char* to = static_cast<char*>(rows.to) +
-               (r / kTileRows * steps * kTileRows + r % kTileRows) * kStepK;
+    char* to =
+        static_cast<char*>(rows.to) + (r / kTileRows * steps * kTileRows + r % kTileRows) * kStepK;
     for (std::int64_t step = 0; step < steps; ++step) {
       const std::int64_t k = step * kStepK;
-      _mm512_storeu_si512(to + step * kTileRows * kStepK,
-                          bytes.load(r, rows.k0 + k, rows.k - k));
+      _mm512_storeu_si512(to + step * kTileRows * kStepK, bytes.load(r, rows.k0 + k, rows.k - k));
     }
   }
 }
