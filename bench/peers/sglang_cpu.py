@@ -9,8 +9,8 @@ from _torch_peer import TorchPeer
 # moe_comp_method of fused_experts_cpu.
 _METHODS = {"bf16": 0, "int8": 1, "fp8_e4m3": 2, "int4": 3, "mxfp4": 4}
 _AWQ = 0
-# The column that nibble i of a word of eight holds.
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+# The columns, of eight, that the low and the high halves of a word's four bytes hold.
+_AWQ_LOW, _AWQ_HIGH = (0, 4, 1, 5), (2, 6, 3, 7)
 
 
 class Peer(TorchPeer):
@@ -84,20 +84,22 @@ class Peer(TorchPeer):
         experts, outputs, half = weight.shape
         groups = scales.shape[2]
 
-        def awq(codes):  # [E, rows, N] of 0 to 15 -> [E, rows, N / 8] words
-            codes = codes.view(experts, -1, outputs // 8, 8).to(torch.int32)
-            words = torch.zeros(codes.shape[:3], dtype=torch.int32)
-            for i, column in enumerate(_AWQ_ORDER):
-                words |= codes[..., column] << 4 * i
-            return words
+        def awq(codes, to):  # [rows, N] of 0 to 15 -> [rows, N / 8] words
+            codes = codes.view(-1, outputs // 8, 8)
+            to.view(torch.uint8).view(-1, outputs // 8, 4).copy_(
+                codes[..., _AWQ_LOW] | codes[..., _AWQ_HIGH] << 4)
 
-        codes = torch.stack((weight & 15, weight >> 4), dim=-1).view(experts, outputs, 2 * half)
+        words = torch.empty(experts, 2 * half, outputs // 8, dtype=torch.int32)
+        zeros = torch.empty(experts, groups, outputs // 8, dtype=torch.int32)
         if zero_points is None:
-            zeros = torch.full((experts, groups, outputs), 8, dtype=torch.uint8)
+            points = torch.full((experts, outputs, groups), 8, dtype=torch.uint8)
         else:
-            zeros = self.tensor(zero_points, torch.uint8, experts, outputs, groups).transpose(1, 2)
-        words = awq(codes.transpose(1, 2).contiguous())
-        return self.ops.convert_weight_packed_scale_zp(words, awq(zeros.contiguous()),
+            points = self.tensor(zero_points, torch.uint8, experts, outputs, groups)
+        for expert in range(experts):
+            codes = torch.stack((weight[expert] & 15, weight[expert] >> 4), dim=-1)
+            awq(codes.view(outputs, 2 * half).t().contiguous(), words[expert])
+            awq(points[expert].t().contiguous(), zeros[expert])
+        return self.ops.convert_weight_packed_scale_zp(words, zeros,
                                                        scales.transpose(1, 2).contiguous(), _AWQ)
 
     def try_out(self, shape):
