@@ -57,8 +57,7 @@ def _answer(peer, shared, request):
     if do == "layer":
         tensors = {name: shared.view(request["memory"], *span)
                    for name, span in request["tensors"].items()}
-        peer.add_layer(request["shape"], tensors)
-        return {}
+        return peer.add_layer(request["shape"], tensors) or {}
     if do == "clear":
         peer.clear()
         return {}
@@ -84,9 +83,9 @@ def _answer(peer, shared, request):
 def serve(make_peer, prepare=None):
     """Answers requests until stdin ends. prepare(threads), if given, comes first and may start the
     program again, which must be before stdout is taken below. make_peer(threads) returns an object
-    with `version`, `about`, add_layer(shape, tensors), clear(), set_inputs(num_tokens, hidden,
-    routings, output) and apply(layer, routing), or raises Missing. Tensors are memoryviews in the
-    layouts of README.md."""
+    with `version`, `about`, add_layer(shape, tensors), which may return {"mode": "a8"}, clear(),
+    set_inputs(num_tokens, hidden, routings, output) and apply(layer, routing), or raises Missing.
+    Tensors are memoryviews in the layouts of README.md."""
     threads = int(sys.argv[sys.argv.index("--threads") + 1])
     if prepare:
         prepare(threads)

@@ -52,6 +52,10 @@ class TorchPeer:
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         self.dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+        # Of a format's codes as they lie in memory; those of four bits, two in a byte.
+        self.codes = self.dtypes | {"fp8_e4m3": torch.float8_e4m3fn, "int8": torch.int8,
+                                    "mxfp4": torch.uint8, "int4": torch.uint8}
+        self.scale_types = self.dtypes | {"e8m0": torch.uint8}
         self.clear()
 
     def clear(self):
@@ -63,13 +67,28 @@ class TorchPeer:
         return self.torch.frombuffer(view, dtype=dtype).view(*shape)
 
     def matrices(self, shape, tensors):
-        """w13 [E, 2I, H], w2 [E, H, I] in the shared memory; a peer packs or copies them."""
-        dtype = self.dtypes[shape["format"]]
+        """w13 [E, 2I, H], w2 [E, H, I] in the shared memory; a peer packs or copies them. Of four
+        bits, [.., H / 2] and [.., I / 2] bytes."""
+        dtype = self.codes[shape["format"]]
+        per_byte = 2 if shape["format"] in ("mxfp4", "int4") else 1
         experts, hidden = shape["num_experts"], shape["hidden_size"]
         inner = shape["intermediate_size"]
         self.shape = shape
-        return (self.tensor(tensors["w13"], dtype, experts, 2 * inner, hidden),
-                self.tensor(tensors["w2"], dtype, experts, hidden, inner))
+        return (self.tensor(tensors["w13"], dtype, experts, 2 * inner, hidden // per_byte),
+                self.tensor(tensors["w2"], dtype, experts, hidden, inner // per_byte))
+
+    def scales(self, shape, tensors):
+        """Those of w13 and w2, [E, along N, along K], in the shared memory."""
+        experts = shape["num_experts"]
+        dtype = self.scale_types[shape["scales"]["type"]]
+        layout, block_n = shape["scales"]["layout"], shape["scales"]["block_n"]
+        rows = {"w13": 2 * shape["intermediate_size"], "w2": shape["hidden_size"]}
+        if layout == "block":
+            parts = 1 if shape["scales"]["w13_parts"] == "one" else 2
+            rows = {"w13": parts * -(-rows["w13"] // parts // block_n),
+                    "w2": -(-rows["w2"] // block_n)}
+        return tuple(self.tensor(tensors[name + "_scales"], dtype, experts, rows[name], -1)
+                     for name in ("w13", "w2"))
 
     def biases(self, shape, tensors, dtype):
         """[E, 2I] and [E, H] as copies in the dtype that a kernel takes, or (None, None)."""
@@ -80,10 +99,12 @@ class TorchPeer:
         return tuple(self.tensor(tensors[name], f32, experts, -1).to(dtype, copy=True)
                      for name in ("w13_bias", "w2_bias"))
 
-    def check_shape(self, shape):
-        """Refuses what no adapter here drives."""
-        wanted = {"format": "bf16", "dtype": "bf16", "expert_parallel": False}
-        for name, value in wanted.items():
+    def check_shape(self, shape, formats=("bf16",)):
+        """Refuses what no adapter here drives, and formats that this one does not."""
+        if shape["format"] not in formats:
+            raise Refused(f"this adapter drives format {', '.join(formats)} only, "
+                          f"not {shape['format']}")
+        for name, value in {"dtype": "bf16", "expert_parallel": False}.items():
             if shape[name] != value:
                 raise Refused(f"this adapter drives {name} {value} only, not {shape[name]}")
         # The kernels expect gate and up rows in turns for swigluoai, as checkpoints have them.

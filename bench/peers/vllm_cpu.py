@@ -17,7 +17,7 @@ class Peer(TorchPeer):
         self.about = f"vLLM's cpu_fused_moe, {self.isa}"
 
     def add_layer(self, shape, tensors):
-        self.check_shape(shape)
+        self.check_shape(shape)  # its kernels of int8 and int4 experts are for Arm
         for name in ("hidden_size", "intermediate_size"):
             if shape[name] % 32 != 0:
                 raise Refused(f"the kernel takes multiples of 32, not {name} {shape[name]}")

@@ -50,8 +50,9 @@ TEST(Compare, RowsHaveThePeersTimes) {
     const nlohmann::json peer = peer_of(result, name);
     std::set<std::string> keys;
     for (const auto& [key, value] : peer.items()) keys.insert(key);
-    EXPECT_EQ(keys,
-              (std::set<std::string>{"name", "version", "rel_l2", "time_us", "ratio", "speedup"}));
+    EXPECT_EQ(keys, (std::set<std::string>{"name", "version", "rel_l2", "mode", "time_us", "ratio",
+                                           "speedup"}));
+    EXPECT_EQ(peer["mode"], "a16");
     EXPECT_EQ(peer["version"], "1.2.3");
     EXPECT_LT(peer["rel_l2"], 1e-2);
     const double median = peer["time_us"]["median"];
@@ -65,6 +66,25 @@ TEST(Compare, RowsHaveThePeersTimes) {
   }
   EXPECT_NE(result.errors.find("good_a"), std::string::npos);  // who was compared, with version
   EXPECT_NE(result.errors.find("1.2.3"), std::string::npos);
+}
+
+// Peers get codes and scales, as they lie in a checkpoint.
+TEST(Compare, QuantisedWeightsReachThePeers) {
+  const CommandResult result = compare("--compare good_a --format int8");
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  const nlohmann::json peer = peer_of(result, "good_a");
+  EXPECT_TRUE(peer.contains("time_us")) << peer;
+  EXPECT_LT(peer["rel_l2"], 1e-2);
+}
+
+// Who rounds activations to eight bits may be further from us, as far as that explains.
+TEST(Compare, APeerInModeA8HasAToleranceOfItsOwn) {
+  const CommandResult result = compare("--compare rounds");
+  ASSERT_EQ(result.exit_code, 0) << result.errors;
+  const nlohmann::json peer = peer_of(result, "rounds");
+  EXPECT_EQ(peer["mode"], "a8");
+  EXPECT_NEAR(peer["rel_l2"], 0.03, 0.01);
+  EXPECT_TRUE(peer.contains("time_us")) << peer;
 }
 
 TEST(Compare, TakesTurns) {

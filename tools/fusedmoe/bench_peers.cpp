@@ -8,6 +8,7 @@
 
 #include "device_option.h"
 #include "formats/format.h"
+#include "formats/scales.h"
 #include "fusedmoe/error.h"
 #include "progress.h"
 #include "text.h"
@@ -15,13 +16,26 @@
 namespace fusedmoe::tool {
 namespace {
 
+nlohmann::json describe_scales(const FormatSpec& format, const WeightTensor& w13) {
+  constexpr const char* kParts[] = {"one", "halves", "interleaved"};
+  return {{"layout", fusedmoe::to_string(w13.scales.layout)},
+          {"type", fusedmoe::to_string(w13.scales.type)},
+          {"group_size", w13.scales.group_size},
+          {"block_n", w13.scales.block_n},
+          {"block_k", w13.scales.block_k},
+          {"w13_parts", kParts[static_cast<int>(w13.scales.parts)]},
+          {"zero_points", format.zero_points}};
+}
+
 nlohmann::json describe_shape(const BenchSetup& setup) {
   const MoeConfig& config = setup.shape.config;
   return {{"hidden_size", config.hidden_size},
           {"intermediate_size", config.intermediate_size},
           {"num_experts", setup.shape.num_local_experts()},
           {"top_k", config.top_k},
-          {"format", to_string(setup.format)},
+          {"format", fusedmoe::to_string(setup.format.format)},
+          {"scales", describe_scales(setup.format, w13_of(setup.format, config, 1))},
+          {"mode", mode_name(setup.options.mode)},
           {"dtype", dtype_name(config.dtype)},
           {"activation", fusedmoe::to_string(config.activation.kind)},
           {"interleaved", config.gate_up_layout == GateUpLayout::interleaved},
@@ -33,6 +47,34 @@ nlohmann::json span(std::size_t offset, std::size_t bytes) { return {offset, byt
 
 std::size_t bytes_of(std::int64_t count, std::int64_t element) {
   return static_cast<std::size_t>(count * element);
+}
+
+// Memory of one expert that becomes a tensor.
+struct Part {
+  std::string name;
+  const void* data;
+  std::size_t bytes;
+};
+
+// one: experts = 1 in every tensor.
+std::vector<Part> parts_of(const ExpertWeights& one) {
+  std::vector<Part> parts;
+  const auto add = [&](const std::string& name, const void* data, std::int64_t count,
+                       std::int64_t element) {
+    if (data != nullptr) parts.push_back({name, data, bytes_of(count, element)});
+  };
+  const auto add_tensor = [&](const std::string& name, const WeightTensor& tensor) {
+    const std::int64_t scales = scale_shape(tensor).count();
+    add(name, tensor.data, format_info(tensor.format).bytes(expert_stride_of(tensor)), 1);
+    add(name + "_scales", tensor.scales.data, scales, bytes_per_scale(tensor.scales.type));
+    add(name + "_zero_points", tensor.scales.zero_points, scales, 1);
+    add(name + "_global", tensor.scales.global, globals_per_expert(tensor), sizeof(float));
+  };
+  add_tensor("w13", one.w13);
+  add_tensor("w2", one.w2);
+  add("w13_bias", one.w13_bias.data, one.w13_bias.size, sizeof(float));
+  add("w2_bias", one.w2_bias.data, one.w2_bias.size, sizeof(float));
+  return parts;
 }
 
 }  // namespace
@@ -85,28 +127,20 @@ void Peers::load(const BenchSetup& setup, std::int64_t num_layers) {
     const std::int64_t num_experts = setup.shape.num_local_experts();
     SharedLayout layout;
     nlohmann::json tensors;
-    std::vector<std::size_t> bytes;    // of one expert
-    std::vector<std::size_t> offsets;  // of the stack
-    const auto add = [&](const char* name, std::int64_t elements, std::int64_t element) {
-      bytes.push_back(bytes_of(elements, element));
-      const std::size_t stack = bytes.back() * static_cast<std::size_t>(num_experts);
+    std::vector<std::size_t> offsets;
+    const auto sizes = parts_of(weights.source(0));
+    for (const Part& part : sizes) {
+      const std::size_t stack = part.bytes * static_cast<std::size_t>(num_experts);
       offsets.push_back(layout.add(stack));
-      tensors[name] = span(offsets.back(), stack);
-    };
-    const std::int64_t element = format_info(setup.format.format).block_bytes;
-    add("w13", weights.w13.outputs * weights.w13.inputs, element);
-    add("w2", weights.w2.outputs * weights.w2.inputs, element);
-    if (setup.shape.bias) {
-      add("w13_bias", weights.w13.outputs, sizeof(float));
-      add("w2_bias", weights.w2.outputs, sizeof(float));
+      tensors[part.name] = span(offsets.back(), stack);
     }
     weights_.reserve(layout.bytes());
     for (std::int64_t expert = 0; expert < num_experts; ++expert) {
-      const ExpertWeights one = weights.source(expert);
-      const void* parts[] = {one.w13.data, one.w2.data, one.w13_bias.data, one.w2_bias.data};
-      for (std::size_t i = 0; i < bytes.size(); ++i) {
-        std::memcpy(weights_.data() + offsets[i] + bytes[i] * static_cast<std::size_t>(expert),
-                    parts[i], bytes[i]);
+      const std::vector<Part> parts = parts_of(weights.source(expert));
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        std::memcpy(
+            weights_.data() + offsets[i] + parts[i].bytes * static_cast<std::size_t>(expert),
+            parts[i].data, parts[i].bytes);
       }
     }
     for (Peer& peer : peers_) peer.add_layer(shape, weights_, tensors);

@@ -59,6 +59,7 @@ nlohmann::ordered_json peer_row(const StepResult& result, const ModeResult& ours
     row["reason"] = peer.reason;
     return row;
   }
+  row["mode"] = peer.mode;
   row["time_us"] = time_of(peer.time_us);
   row["ratio"] = rounded(peer.time_us.median / floor_us(result.work, result.ceilings), 1e4);
   row["speedup"] = rounded(peer.time_us.median / ours.time_us.median, 1e4);
@@ -150,7 +151,7 @@ void print_header(const BenchSetup& setup, const BenchLayers& layers) {
              "median us", "us", "us", "floor", "per call", "per call", "all layers", "allocate");
 }
 
-void print_rows(const StepResult& result) {
+void print_rows(const BenchSetup& setup, const StepResult& result) {
   for (const ModeResult& mode : result.modes) {
     fmt::print("{:>6}  {:<12}  {:>12} {:>12} {:>12}  {:>8.2f}  {:>11}  {:>11}  {:>12}  {:>8}\n",
                result.num_tokens, to_string(mode.mode), time_text(mode.time_us.median),
@@ -164,11 +165,12 @@ void print_rows(const StepResult& result) {
       if (!peer.version.empty()) fmt::print("{:>6}  {:<12}  {}\n", "", peer.name, peer.reason);
       continue;  // what is not installed was said at the start
     }
-    fmt::print("{:>6}  {:<12}  {:>12} {:>12} {:>12}  {:>8.2f}  {:.2f} x the time of {}\n", "",
+    fmt::print("{:>6}  {:<12}  {:>12} {:>12} {:>12}  {:>8.2f}  {:.2f} x the time of {}{}\n", "",
                peer.name, time_text(peer.time_us.median), time_text(peer.time_us.min),
                time_text(peer.time_us.max),
                peer.time_us.median / floor_us(result.work, result.ceilings),
-               peer.time_us.median / ours.time_us.median, to_string(ours.mode));
+               peer.time_us.median / ours.time_us.median, to_string(ours.mode),
+               peer.mode == mode_name(setup.options.mode) ? "" : ", in mode " + peer.mode);
   }
   std::fflush(stdout);  // rows come minutes apart
 }

@@ -17,7 +17,7 @@ nlohmann::ordered_json bench_row(const BenchSetup& setup, std::int64_t layers,
 
 // On stdout. `why`: of the number of layers.
 void print_header(const BenchSetup& setup, const BenchLayers& layers);
-void print_rows(const StepResult& result);
+void print_rows(const BenchSetup& setup, const StepResult& result);
 void print_floors(const std::vector<StepResult>& results);
 // What the columns say. Once, after all models.
 void print_legend(bool with_peers);

@@ -104,7 +104,7 @@ void run_model(const BenchOptions& options, const BenchSetup& setup,
       output.report.row(output.rows.back());
       output.all_equal &= mode.bit_equal;
     }
-    if (output.report.table()) print_rows(result);
+    if (output.report.table()) print_rows(setup, result);
     output.doubts.push_back(warning_facts(setup, result));
   }
   if (output.report.table()) print_floors(results);

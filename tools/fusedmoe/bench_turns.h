@@ -15,6 +15,7 @@ namespace fusedmoe::tool {
 struct PeerResult {
   std::string name;
   std::string version;
+  std::string mode;
   std::string reason;  // why it was not timed; empty when it was
   double rel_l2 = -1;  // |its output - ours| / |ours|, worst layer; below 0: not compared
   Spread time_us;      // per layer, as ModeResult's

@@ -16,15 +16,15 @@ struct FormatSpec {
   bool zero_points = false;
 };
 
-// FORMAT[:SCALES][:TYPE][:zp], in any order after FORMAT. What is left out is what most checkpoints
-// of the format have: kFormatHelp says what. Throws invalid_argument.
+// FORMAT[:SCALES][:TYPE][:zp], in any order behind FORMAT; kFormatHelp says more. What is left out
+// is as most checkpoints of the format have it. Throws invalid_argument.
 FormatSpec parse_format(const std::string& text);
 extern const char* const kFormatHelp;
 
 // With its scales, where a format has a choice; what parse_format takes.
 std::string to_string(const FormatSpec& spec);
 
-// A stack without data. w13 says of how many matrices it is that were quantised apart.
+// Stacks without data. Of a gated w13, gate and up are two parts, as checkpoints quantise them.
 WeightTensor tensor_of(const FormatSpec& spec, std::int64_t experts, std::int64_t outputs,
                        std::int64_t inputs);
 WeightTensor w13_of(const FormatSpec& spec, const MoeConfig& config, std::int64_t experts);

@@ -99,8 +99,15 @@ nlohmann::json Peer::ask(const nlohmann::json& request, double seconds) {
 
 void Peer::add_layer(const nlohmann::json& shape, const SharedMemory& memory,
                      const nlohmann::json& tensors) {
-  ask({{"do", "layer"}, {"shape", shape}, {"memory", memory.fd()}, {"tensors", tensors}},
-      kLoadSeconds);
+  const nlohmann::json answer =
+      ask({{"do", "layer"}, {"shape", shape}, {"memory", memory.fd()}, {"tensors", tensors}},
+          kLoadSeconds);
+  if (!runs()) return;
+  try {
+    mode_ = answer.value("mode", "a16");
+  } catch (const nlohmann::json::exception& error) {
+    fail(std::string("its answer has a wrong type: ") + error.what());
+  }
 }
 
 void Peer::forget(const SharedMemory& memory) {

@@ -36,6 +36,9 @@ class Peer {
   // It died or broke the protocol: no layer will run.
   bool failed() const { return failed_; }
 
+  // "a8" when it rounds activations to eight bits, for the layer that was loaded last.
+  const std::string& mode() const { return mode_; }
+
   // These do nothing unless runs(); what goes wrong becomes the reason.
 
   // One layer more, from the memory. shape and tensors: as in the protocol.
@@ -58,7 +61,7 @@ class Peer {
   nlohmann::json ask(const nlohmann::json& request, double seconds);
   void fail(const std::string& why);
 
-  std::string name_, version_, about_, reason_;
+  std::string name_, version_, about_, reason_, mode_ = "a16";
   bool failed_ = false;
   std::unique_ptr<PeerProcess> process_;
 };

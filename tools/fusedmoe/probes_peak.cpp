@@ -226,7 +226,7 @@ std::span<const PeakLoop> peak_loops() {
       PeakLoop{"tdpbf16ps", "amx_bf16", DType::bf16, has_amx(kAmxBf16), run_amx<false>},
       PeakLoop{"vpdpbusd zmm", "avx512_vnni", DType::i8, __builtin_cpu_supports("avx512vnni") != 0,
                run_dpbusd},
-      PeakLoop{"tdpbssd", "amx_bf16", DType::i8, has_amx(kAmxInt8), run_amx<true>},
+      PeakLoop{"tdpbssd", "amx_int8", DType::i8, has_amx(kAmxInt8), run_amx<true>},
   };
 #else
   static const std::array loops = {

@@ -34,6 +34,7 @@ class Fake:
     version = "1.2.3"
     about = "plain Python"
     factor = 1.0  # of every output
+    mode = "a16"
 
     def __init__(self, threads):
         self.name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
@@ -45,7 +46,19 @@ class Fake:
 
     def add_layer(self, shape, tensors):
         self.shape = shape
-        self.layers.append((from_bf16(tensors["w13"]), from_bf16(tensors["w2"])))
+        self.layers.append((self.weights("w13", tensors, shape["hidden_size"]),
+                            self.weights("w2", tensors, shape["intermediate_size"])))
+        return {"mode": self.mode}
+
+    def weights(self, name, tensors, inputs):
+        """bf16, or int8 with an f32 scale for each row."""
+        if self.shape["format"] == "bf16":
+            return from_bf16(tensors[name])
+        assert self.shape["format"] == "int8" and self.shape["scales"]["layout"] == "channel"
+        codes = struct.unpack(f"{len(tensors[name])}b", tensors[name])
+        view = tensors[name + "_scales"]
+        scales = struct.unpack(f"{len(view) // 4}f", view)
+        return [code * scales[i // inputs] for i, code in enumerate(codes)]
 
     def set_inputs(self, num_tokens, hidden, routings, output):
         self.num_tokens, self.output = num_tokens, output

@@ -132,7 +132,8 @@ function main() {
   document.getElementById('title').textContent =
       models.length <= 3 ? models.join(', ') : `${models.length} models`;
   document.getElementById('subtitle').textContent =
-      `${first.format} weights on ${data.machine.cpu} with ${first.isa || first.device}, ` +
+      `${first.format} weights${first.mode === 'a8' ? ' in mode a8' : ''} on ` +
+      `${data.machine.cpu} with ${first.isa || first.device}, ` +
       `${first.threads} thread${first.threads === 1 ? '' : 's'}, ${data.date.slice(0, 10)}`;
   d3.select('#warnings').selectAll('p').data(data.warnings).enter().append('p')
       .attr('class', 'warning').text(text => text);
