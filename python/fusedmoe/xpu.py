@@ -18,20 +18,22 @@ import torch
 
 from . import _xpu_install
 from ._fork import ForkLock
+from ._xpu_formats import (
+    FLAGS,
+    TENSORS,
+    Tensors,
+    supports_format,
+    weight_format,
+    weights_of,
+)
 from ._xpu_function import xpu_fused_moe
 from ._xpu_install import handshake, uninstall
 from ._xpu_layer import (
     ACTIVATIONS,
-    FLAGS,
-    TENSORS,
-    Tensors,
     activation_name,
     describe,
     in_words_of_apply,
     in_words_of_constructor,
-    supports_format,
-    weight_format,
-    weights_of,
 )
 from .config import PlanOptions, StalePolicy, WorkspaceFormula, WorkspaceSize
 from .errors import Error, InvalidArgument, StaleWeights, Unsupported
