@@ -132,7 +132,8 @@ class XpuFusedMoe:
         tensors = Tensors(w13, w13_scales, w13_bias, w2, w2_scales, w2_bias)
         options = dataclasses.replace(options or PlanOptions(),
                                       on_stale=on_stale or self._on_stale)
-        prints = _prints_of(tensors)  # before they are read
+        marked = hasattr(w13, "xpu_fused_moe")  # may be int4_signed
+        prints = _prints_of(tensors) if marked else ()  # before they are read
         try:
             layer = describe(tensors, n_experts_per_token, activation, num_experts, ep_rank,
                              ep_size, expert_map, gemm1_clamp_limit, activation_situ_beta,
