@@ -18,5 +18,5 @@ cd "$work"
 LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
   PYTHONPATH="$work/package" OMP_NUM_THREADS=2 "$python" -m pytest -q -p no:cacheprovider \
   -k "not inductor and not fork and not import_order and not threads_of_pytorch and not without_torch and not exported" \
-  ../../tests/python/test_binding.py ../../tests/python/test_torch.py \
-  ../../tests/python/test_torch_watch.py
+  ../../tests/python/test_binding.py ../../tests/python/test_quantize.py \
+  ../../tests/python/test_torch.py ../../tests/python/test_torch_watch.py

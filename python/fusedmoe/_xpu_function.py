@@ -14,18 +14,20 @@ from typing import Any
 import torch
 
 from ._fork import ForkLock
-from ._xpu_layer import (
+from ._xpu_formats import (
     FLAGS,
     FLOATS,
     TENSORS,
     Kind,
     Tensors,
+    weight_format,
+    weights_of,
+)
+from ._xpu_layer import (
     activation_name,
     describe,
     in_words_of_apply,
     in_words_of_constructor,
-    weight_format,
-    weights_of,
 )
 from .config import PlanOptions, WeightLayout
 from .errors import Error, Unsupported

@@ -20,7 +20,7 @@ import torch
 
 from . import _core
 from . import torch as binding
-from ._xpu_layer import supports_format
+from ._xpu_formats import supports_format
 from .errors import Unsupported
 
 _PEER = "vllm_xpu_kernels"

@@ -188,6 +188,8 @@ class PlanOptions:
     expert_map: Union[ExpertMap, Sequence[int], Array, None] = None
     """Which experts are local; None = all. A sequence or array maps global to local id or -1."""
     mode: Literal["a16", "a8"] = "a16"
+    """``a16``: activations as they are. ``a8``: as int8, one scale per token, for int8 and int4 weights;
+    less exact, see docs/formats.md. Refused, not replaced, where a machine or format lacks it."""
     batch_invariant: bool | None = None
     """A token's bits do not depend on what else is in the batch. None = the device's default."""
     isa: str = ""

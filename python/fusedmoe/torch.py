@@ -145,9 +145,9 @@ def _tensors_of(weights: Any) -> tuple[list[torch.Tensor], list[int]]:
         if tensor is None:
             continue
         if not isinstance(tensor, torch.Tensor):
-            raise InvalidArgument(f"weights.{'.'.join(filter(None, ROLES[role]))}: expected a torch "
-                                  f"tensor, got {type(tensor).__name__}; use fusedmoe.FusedMoe for "
-                                  "it")
+            name = ".".join(filter(None, ROLES[role]))
+            raise InvalidArgument(f"weights.{name}: expected a torch tensor, got "
+                                  f"{type(tensor).__name__}; use fusedmoe.FusedMoe for it")
         tensors.append(tensor)
         roles.append(role)
     return tensors, roles
@@ -162,9 +162,9 @@ class FusedMoe:
     PyTorch's threads, which watches the tensors that it was made from.
 
     Before each call it compares data_ptr, version, dtype, device, shape and strides of each tensor,
-    scales and zero points included, with what it has read (under 1 us in C++ for four); on a difference it raises ``StaleWeights`` or, with
-    ``on_stale="refresh"``, reads them again into the same memory. Of borrowed weights only where
-    they lie matters. The tensors are held, so that no other can take their address. What PyTorch
+    scales and zero points included, with what it has read (under 1 us in C++ for four); on a
+    difference it raises ``StaleWeights`` or, with ``on_stale="refresh"``, reads them again into the
+    same memory. Of borrowed weights only where they lie matters. The tensors are held, so that no other can take their address. What PyTorch
     does not count, it cannot see: after ``tensor.data.copy_()`` call :meth:`refresh`.
     """
 

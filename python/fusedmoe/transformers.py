@@ -51,7 +51,7 @@ class _Traits(NamedTuple):
     is_transposed: bool
     is_concatenated: bool
     is_expert_parallel: bool
-    # Of FP8Experts: outputs and inputs under one scale, () where a matrix has one; None = no scales.
+    # Of FP8Experts: outputs and inputs under one scale, () for one per matrix; None = no scales.
     block_size: tuple[int, ...] | None
 
 

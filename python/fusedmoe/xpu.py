@@ -18,20 +18,22 @@ import torch
 
 from . import _xpu_install
 from ._fork import ForkLock
+from ._xpu_formats import (
+    FLAGS,
+    TENSORS,
+    Tensors,
+    supports_format,
+    weight_format,
+    weights_of,
+)
 from ._xpu_function import xpu_fused_moe
 from ._xpu_install import handshake, uninstall
 from ._xpu_layer import (
     ACTIVATIONS,
-    FLAGS,
-    TENSORS,
-    Tensors,
     activation_name,
     describe,
     in_words_of_apply,
     in_words_of_constructor,
-    supports_format,
-    weight_format,
-    weights_of,
 )
 from .config import PlanOptions, StalePolicy, WorkspaceFormula, WorkspaceSize
 from .errors import Error, InvalidArgument, StaleWeights, Unsupported
@@ -130,7 +132,8 @@ class XpuFusedMoe:
         tensors = Tensors(w13, w13_scales, w13_bias, w2, w2_scales, w2_bias)
         options = dataclasses.replace(options or PlanOptions(),
                                       on_stale=on_stale or self._on_stale)
-        prints = _prints_of(tensors)  # before they are read
+        marked = hasattr(w13, "xpu_fused_moe")  # may be int4_signed
+        prints = _prints_of(tensors) if marked else ()  # before they are read
         try:
             layer = describe(tensors, n_experts_per_token, activation, num_experts, ep_rank,
                              ep_size, expert_map, gemm1_clamp_limit, activation_situ_beta,

@@ -1,6 +1,6 @@
-"""vLLM's ``XPUExperts`` and its classes for quantised weights on plans that are built when the weights
-are there and run in vLLM's own workspace. Importing this module needs vLLM, and raises Unsupported with one line where the
-installed one calls experts in another way than these take it.
+"""vLLM's ``XPUExperts`` and its classes for quantised weights, on plans that are built when the
+weights are there and run in vLLM's own workspace. Importing this module needs vLLM, and raises
+Unsupported with one line where the installed one calls experts in another way than these take it.
 
 :func:`install` puts the classes where vLLM looks for its own.
 """

@@ -16,6 +16,7 @@
 #include "formats/float_bits.h"
 #include "formats/format.h"
 #include "formats/quantize.h"
+#include "scales_from_python.h"
 #include "tensor_from_python.h"
 
 namespace fusedmoe::python {

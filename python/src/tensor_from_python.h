@@ -23,15 +23,4 @@ WeightTensor to_tensor(const std::string& name, nb::handle object, const Device&
 // The other way, without data: format, layout, shape and how scales lie, or None for an empty one.
 nb::object from_tensor(const WeightTensor& tensor);
 
-// An array without gaps on the CPU.
-Array dense(const std::string& name, nb::handle object, std::vector<nb::object>& owners);
-
-// "[4, 3]".
-std::string dims_text(const std::vector<std::int64_t>& dims);
-
-// Shapes as Python keeps them: of the scales of a tensor (and of its zero points), and of its
-// global scales. Empty where there are none.
-std::vector<std::int64_t> scale_dims(const WeightTensor& tensor);
-std::vector<std::int64_t> global_dims(const WeightTensor& tensor);
-
 }  // namespace fusedmoe::python

@@ -9,6 +9,7 @@
 #include "checkpoint_layer.h"
 #include "from_python.h"
 #include "fusedmoe/error.h"
+#include "scales_from_python.h"
 #include "tensor_from_python.h"
 
 namespace fusedmoe::python {

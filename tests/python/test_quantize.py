@@ -10,7 +10,7 @@ import formats
 import numpy as np
 import pytest
 import torch
-from support import Layer, assert_close, quantised
+from support import A8_ISA, Layer, assert_close, quantised
 
 import fusedmoe
 from fusedmoe import ExpertWeights, FusedMoe, TensorView, WeightScales, WeightTensor, errors
@@ -524,7 +524,7 @@ def test_one_expert_at_a_time():
 def test_mode_a8_reaches_the_plan(format, options):
     layer = Layer(hidden_size=128, intermediate_size=64)
     weights = quantised(layer, format, **options)
-    a8 = FusedMoe.create(layer.config, weights, fusedmoe.PlanOptions(mode="a8"))
+    a8 = FusedMoe.create(layer.config, weights, fusedmoe.PlanOptions(mode="a8", isa=A8_ISA))
     assert "a8" in a8.describe()
     tokens = layer.tokens(9)
     output, exact = torch.empty_like(tokens[0]), torch.empty_like(tokens[0])

@@ -341,6 +341,17 @@ def test_quantised_tensors_of_a_call(format, options):
         ops.apply_weights(output, hidden, router, ids, None, short, plan.handle)
 
 
+def test_opcheck_of_quantised_tensors():
+    layer = Layer()
+    weights = quantised(layer, "int4", group_size=32, zero_points=True)
+    plan = plan_of(layer, weights=weights, on_stale="refresh")  # opcheck passes copies
+    hidden, router, ids = layer.tokens(5)
+    arguments = (torch.empty_like(hidden), hidden, router, ids, plan.workspace(5), watched(weights),
+                 plan.handle)
+    results = torch.library.opcheck(ops.apply_weights, arguments)
+    assert set(results.values()) == {"SUCCESS"}, results
+
+
 @pytest.mark.parametrize("format, options", QUANTISED)
 def test_copies_and_refreshes_of_quantised_plans(format, options):
     layer, other = Layer(), Layer(seed=1)

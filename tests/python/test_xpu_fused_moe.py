@@ -15,7 +15,7 @@ import weakref
 
 import pytest
 import torch
-from support import Layer, assert_close, dirty, oracle
+from support import A8_ISA, Layer, assert_close, dirty, oracle
 
 import fusedmoe
 from fusedmoe import _xpu_function, _xpu_install, errors, xpu
@@ -626,6 +626,18 @@ def test_quantised_weights_slept_woken_copied_and_compiled(name):
     torch._dynamo.reset()
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(dirty(9, 131, dtype=torch.bfloat16), *tokens), right + 1)
+
+
+@pytest.mark.parametrize("name", ["int4", "int4_signed"])
+def test_mode_a8_passes_through(name):
+    options = fusedmoe.PlanOptions(mode="a8", isa=A8_ISA)
+    peer = Quantised(Layer(128, 64), name)
+    tokens = peer.layer.tokens(9)
+    exact = peer.layer.expected(*tokens)
+    a16, a8 = run(peer.build(), tokens), run(peer.build(options=options), tokens)
+    assert not torch.equal(a16, a8) and (a8.double() - exact).norm() < 0.05 * exact.norm()
+    with pytest.raises(errors.Unsupported, match="a8"):
+        Quantised(Layer(), "fp8").build(options=options)
 
 
 def test_converted_weights_are_followed_to_the_address():
