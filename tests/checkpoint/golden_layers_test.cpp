@@ -65,9 +65,8 @@ class Stacks {
   static void add(const WeightTensor& tensor, std::vector<std::byte>& to) {
     if (tensor.empty()) return;
     ASSERT_EQ(tensor.row_stride, 0);
-    const std::int64_t bits = format_info(tensor.format).bits_per_weight;
     const auto* from = static_cast<const std::byte*>(tensor.data);
-    to.insert(to.end(), from, from + tensor.outputs * tensor.inputs * bits / 8);
+    to.insert(to.end(), from, from + format_info(tensor.format).bytes(tensor.outputs * tensor.inputs));
   }
   static void add(const BiasTensor& bias, std::vector<std::byte>& to) {
     if (bias.empty()) return;

@@ -63,7 +63,7 @@ TEST(AmxModelTest, WithoutConfigurationNothingIsStored) {
 
 // A kernel leaves its thread without tiles in use.
 TEST(AmxModelTest, TheKernelReleasesItsTiles) {
-  const Product in(model_kernel(), 20, 40);
+  const Product in(model_kernel(), scalings(model_kernel())[0], 20, 40);
   GemmRunner(model_kernel(), 40).run(in, 0, 20, 40);
   std::uint8_t memory[16][64];
   std::memset(memory, 0xa5, sizeof(memory));
@@ -112,7 +112,7 @@ struct SwapsWeights : AmxModel {
 
 template <class Tiles>
 bool is_right(int rows, std::int64_t k) {
-  const Product in(model_kernel(), rows, k);
+  const Product in(model_kernel(), scalings(model_kernel())[0], rows, k);
   TestedKernel other = model_kernel();
   other.gemm.run = [](const GemmTile& tile) { gemm_tiles<Tiles>(tile); };
   return bits(GemmRunner(other, k).run(in, 0, rows, k)) ==
