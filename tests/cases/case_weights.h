@@ -166,7 +166,7 @@ class Weights {
   static WeightTensor tensor(WeightFormat format, WeightLayout layout, std::int64_t experts,
                              std::int64_t outputs, std::int64_t inputs,
                              std::vector<std::byte>& memory) {
-    memory.resize(experts * outputs * inputs * format_info(format).bits_per_weight / 8);
+    memory.resize(format_info(format).bytes(experts * outputs * inputs));
     return {.data = memory.data(),
             .format = format,
             .layout = layout,

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "formats/format.h"
+#include "formats/scales.h"
 #include "support/guarded_buffer.h"
 #include "support/layer.h"
 
@@ -34,8 +35,19 @@ class Guarded {
   WeightTensor copy(const WeightTensor& tensor) {
     if (tensor.empty()) return tensor;
     WeightTensor result = tensor;
-    result.data = copy(tensor.data, tensor.experts * tensor.outputs * tensor.inputs *
-                                        format_info(tensor.format).bits_per_weight / 8);
+    const std::int64_t experts = tensor.experts;
+    result.data =
+        copy(tensor.data, format_info(tensor.format).bytes(experts * expert_stride_of(tensor)));
+    WeightScales& scales = result.scales;
+    const std::int64_t count = experts * scale_shape(tensor).count();
+    if (scales.data != nullptr) {
+      scales.data = copy(scales.data, count * bytes_per_scale(scales.type));
+    }
+    if (scales.zero_points != nullptr) scales.zero_points = copy(scales.zero_points, count);
+    if (scales.global != nullptr) {
+      scales.global = reinterpret_cast<const float*>(
+          copy(scales.global, experts * globals_per_expert(tensor) * 4));
+    }
     return result;
   }
   BiasTensor copy(const BiasTensor& bias) {

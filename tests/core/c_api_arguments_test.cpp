@@ -144,7 +144,7 @@ TEST(CApiArguments, CreateRefusesFieldsByName) {
       {"weights.w13.scales.type: expected 0..4", [](Full& f) { f.scales.type = 5; }},
       {"weights.w13.scales.layout: expected 0..4", [](Full& f) { f.scales.layout = 5; }},
       {"weights.w13.scales.transposed: expected 0..1", [](Full& f) { f.scales.transposed = 2; }},
-      {"weights.w13.scales.reserved: ", [](Full& f) { f.scales.reserved = 1; }},
+      {"weights.w13.scales.parts: expected 0..2", [](Full& f) { f.scales.parts = 3; }},
       {"weights.w13_up.format: ", [](Full& f) { f.w13_up.format = -1; }},
       {"weights.w13_bias.dtype: ", [](Full& f) { f.w13_bias.dtype = 99; }},
       {"weights.w2_bias.reserved: ", [](Full& f) { f.w2_bias.reserved = 1; }},

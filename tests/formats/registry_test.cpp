@@ -22,13 +22,18 @@ TEST(FormatRegistry, OneRowPerFormatInOrder) {
     EXPECT_EQ(&format_info(info.format), &info);
     EXPECT_STREQ(to_string(info.format), info.name);
     EXPECT_TRUE(names.insert(info.name).second) << info.name;
-    EXPECT_GT(info.bits_per_weight, 0);
-    EXPECT_EQ(info.built, info.decode != nullptr) << info.name;
-    EXPECT_EQ(info.built, info.encode != nullptr) << info.name;
+    EXPECT_GT(info.block_elements, 0);
+    EXPECT_GT(info.block_bytes, 0);
+    EXPECT_NE(info.decode, nullptr) << info.name;
+    EXPECT_NE(info.encode == nullptr, info.encode_block == nullptr) << info.name;
+    EXPECT_NE(info.scales.layouts, 0U) << info.name;
+    const bool scaled = !info.takes(ScaleLayout::none);
+    EXPECT_EQ(info.scale_for != nullptr, scaled) << info.name;
+    EXPECT_EQ(info.scales.types != 0, scaled) << info.name;
   }
   const FormatInfo& unknown = format_info(static_cast<WeightFormat>(99));
   EXPECT_STREQ(unknown.name, "unknown");
-  EXPECT_FALSE(unknown.built);
+  EXPECT_EQ(unknown.decode, nullptr);
 }
 
 TEST(FormatRegistry, StridesAndElementIndex) {
@@ -55,43 +60,30 @@ TEST(FormatRegistry, StridesAndElementIndex) {
   EXPECT_EQ(element_index(large, 255, 4095, 7167), std::int64_t{256} * 4096 * 7168 - 1);
 }
 
-TEST(FormatRegistry, DecodeReadsWhatEncodeStoredAnywhere) {
-  for (const FormatInfo& info : all_formats()) {
-    if (!info.built) continue;
-    for (const WeightLayout layout : {WeightLayout::nk, WeightLayout::kn}) {
-      WeightTensor tensor{.format = info.format,
-                          .layout = layout,
-                          .experts = 2,
-                          .outputs = 3,
-                          .inputs = 4,
-                          .row_stride = 6,
-                          .expert_stride = 31};
-      std::vector<std::byte> memory(1 + 62 * 4, std::byte{0xff});
-      tensor.data = memory.data() + 1;  // any address
-      const auto value = [](std::int64_t e, std::int64_t n, std::int64_t k) {
-        return static_cast<double>(100 * e + 10 * n + k) / 4 - 3;  // exact in all of them
-      };
-      for (int e = 0; e < 2; ++e) {
-        for (int n = 0; n < 3; ++n) {
-          for (int k = 0; k < 4; ++k) {
-            info.encode(memory.data() + 1, tensor, e, n, k, value(e, n, k));
-          }
-        }
-      }
-      int different = 0;
-      for (int e = 0; e < 2; ++e) {
-        for (int n = 0; n < 3; ++n) {
-          for (int k = 0; k < 4; ++k) {
-            different += info.decode(tensor, e, n, k) != value(e, n, k);
-          }
-        }
-      }
-      EXPECT_EQ(different, 0) << info.name;
-      std::size_t padding = 0;
-      for (const std::byte byte : memory) padding += byte == std::byte{0xff};
-      EXPECT_GE(padding, memory.size() - 24 * static_cast<std::size_t>(info.bits_per_weight) / 8);
-    }
+// Bits of one element, and bytes of some, as formats.md's table has them.
+TEST(FormatRegistry, Sizes) {
+  struct Size {
+    WeightFormat format;
+    std::int64_t elements, bytes;
+  };
+  for (const Size& size : {Size{WeightFormat::f32, 7, 28}, Size{WeightFormat::f16, 7, 14},
+                           Size{WeightFormat::bf16, 7, 14}, Size{WeightFormat::fp8_e4m3, 7, 7},
+                           Size{WeightFormat::fp8_e5m2, 7, 7}, Size{WeightFormat::mxfp8, 33, 33},
+                           Size{WeightFormat::mxfp4, 7, 4}, Size{WeightFormat::nvfp4, 8, 4},
+                           Size{WeightFormat::int8, 7, 7}, Size{WeightFormat::int4, 1, 1},
+                           Size{WeightFormat::q4_k, 512, 288}, Size{WeightFormat::q5_k, 512, 352},
+                           Size{WeightFormat::q6_k, 512, 420}}) {
+    EXPECT_EQ(format_info(size.format).bytes(size.elements), size.bytes) << to_string(size.format);
   }
+}
+
+TEST(FormatRegistry, RowsOfSharedBytesStartWholeOnes) {
+  WeightTensor tensor{.format = WeightFormat::int4, .experts = 3, .outputs = 5, .inputs = 7};
+  EXPECT_EQ(row_stride_of(tensor), 8);
+  EXPECT_EQ(expert_stride_of(tensor), 40);
+  EXPECT_EQ(byte_offset(tensor, element_index(tensor, 2, 3, 6)), (2 * 40 + 3 * 8 + 6) / 2);
+  tensor = {.format = WeightFormat::q6_k, .experts = 3, .outputs = 5, .inputs = 512};
+  EXPECT_EQ(byte_offset(tensor, element_index(tensor, 1, 2, 256)), ((5 + 2) * 2 + 1) * 210);
 }
 
 }  // namespace

@@ -57,20 +57,22 @@ struct Tile {
   DType dtype = DType::f32;
   float clamp_limit = 0;
   ActivationConfig config;
-  std::vector<float> accumulators, row_scale, bias;
+  std::vector<float> accumulators, row_scale, scale, bias;
   std::int64_t stride = 0;
 
   // [rows][stride], 0xFF bytes where nothing was stored.
   std::vector<std::byte> run(const RowKernels& kernels) {
     stride = outputs + 5;
     std::vector<std::byte> to(rows * stride * bytes_of(dtype), std::byte{0xff});
-    kernels.activate(
-        {accumulators.data(), rows, outputs, row_scale.empty() ? nullptr : row_scale.data(),
-         bias.empty() ? nullptr : bias.data(), &config, clamp_limit, to.data(), dtype, stride});
+    kernels.activate({accumulators.data(), rows, outputs,
+                      row_scale.empty() ? nullptr : row_scale.data(),
+                      scale.empty() ? nullptr : scale.data(), bias.empty() ? nullptr : bias.data(),
+                      &config, clamp_limit, to.data(), dtype, stride});
     return to;
   }
   double projected(int row, int column) const {
     double value = static_cast<double>(accumulators[row * kPanelOutputs + column]);
+    if (!scale.empty()) value *= static_cast<double>(scale[column]);
     if (!row_scale.empty()) value *= static_cast<double>(row_scale[row]);
     if (!bias.empty()) value += static_cast<double>(bias[column]);
     return value;
@@ -104,7 +106,7 @@ TEST_P(ActivateTest, EveryActivationDtypeBiasScaleAndTail) {
   for (const Activation kind : kActivations) {
     const int most = kind == Activation::relu2 ? kPanelOutputs : kGatedOutputs;
     for (const DType dtype : kDtypes) {
-      for (int which = 0; which < 8; ++which) {
+      for (int which = 0; which < 16; ++which) {
         for (int outputs = 1; outputs <= most; ++outputs) {
           Tile tile;
           tile.config = config_of(kind);
@@ -114,6 +116,7 @@ TEST_P(ActivateTest, EveryActivationDtypeBiasScaleAndTail) {
           for (float& value : tile.accumulators) value *= 2.5F;
           if ((which & 1) != 0) tile.bias = numbers(kPanelOutputs, 9);
           if ((which & 2) != 0) tile.row_scale = {0.25F, 1.9F, -0.7F};
+          if ((which & 8) != 0) tile.scale = numbers(kPanelOutputs, 11);
           const bool may_clamp =
               kind == Activation::silu || kind == Activation::gelu || kind == Activation::gelu_tanh;
           if ((which & 4) != 0) {

@@ -8,7 +8,7 @@ namespace {
 const TestedKernel& model_kernel() {
   static const TestedKernel kernel = [] {
     for (const TestedKernel& one : tested_kernels()) {
-      if (one.gemm.run == &gemm_on_model) return one;
+      if (one.gemm.run == &gemm_on_model<Code::bf16>) return one;
     }
     throw std::logic_error("no kernel on the model");
   }();
@@ -50,6 +50,33 @@ TEST(AmxModelTest, DotIsTheSumOverThirtyTwoK) {
   AmxModel::release();
 }
 
+TEST(AmxModelTest, ByteDotIsTheSumOverSixtyFourK) {
+  std::int8_t rows[16][64], weights[16][64];
+  std::int32_t sums[16][16];
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 64; ++j) {
+      rows[i][j] = static_cast<std::int8_t>((37 * i + 11 * j) % 255 - 127);
+      weights[i][j] = static_cast<std::int8_t>((53 * i + 29 * j) % 256 - 128);
+    }
+    for (int n = 0; n < 16; ++n) sums[i][n] = 1000 * i - n;
+  }
+  AmxByteModel::configure(5);
+  AmxByteModel::load<1>(sums, 64);
+  AmxByteModel::load<4>(rows, 64);
+  AmxByteModel::load<7>(weights, 64);
+  AmxByteModel::dot<1, 4, 7>();
+  std::int32_t got[5][16];
+  AmxByteModel::store<1>(got, 64);
+  for (int m = 0; m < 5; ++m) {
+    for (int n = 0; n < 16; ++n) {
+      std::int32_t want = sums[m][n];
+      for (int k = 0; k < 64; ++k) want += rows[m][k] * weights[k / 4][4 * n + k % 4];
+      ASSERT_EQ(got[m][n], want) << m << " " << n;
+    }
+  }
+  AmxByteModel::release();
+}
+
 TEST(AmxModelTest, WithoutConfigurationNothingIsStored) {
   AmxModel::release();
   std::uint8_t memory[16][64];
@@ -63,7 +90,7 @@ TEST(AmxModelTest, WithoutConfigurationNothingIsStored) {
 
 // A kernel leaves its thread without tiles in use.
 TEST(AmxModelTest, TheKernelReleasesItsTiles) {
-  const Product in(model_kernel(), 20, 40);
+  const Product in(model_kernel(), scalings(model_kernel())[0], 20, 40);
   GemmRunner(model_kernel(), 40).run(in, 0, 20, 40);
   std::uint8_t memory[16][64];
   std::memset(memory, 0xa5, sizeof(memory));
@@ -112,9 +139,9 @@ struct SwapsWeights : AmxModel {
 
 template <class Tiles>
 bool is_right(int rows, std::int64_t k) {
-  const Product in(model_kernel(), rows, k);
+  const Product in(model_kernel(), scalings(model_kernel())[0], rows, k);
   TestedKernel other = model_kernel();
-  other.gemm.run = [](const GemmTile& tile) { gemm_tiles<Tiles>(tile); };
+  other.gemm.run = [](const GemmTile& tile) { gemm_bf16_tiles<Tiles>(tile, nullptr); };
   return bits(GemmRunner(other, k).run(in, 0, rows, k)) ==
          bits(GemmRunner(model_kernel(), k).run(in, 0, rows, k));
 }

@@ -20,9 +20,14 @@ TEST_P(CombineTest, SumsRowsInOrderWithEveryTail) {
       {{2, 2.0F, false, false}, {1, 0.3F, false, true}},
       {{2, 0.1F, false, true}, {4, 0.0F, true, true}}};
   for (const DType dtype : kDtypes) {
-    for (const bool with_bias : {true, false}) {
+    for (int which = 0; which < 8; ++which) {
+      const bool with_bias = (which & 1) != 0;
+      const bool with_scale = (which & 2) != 0;
+      const bool with_row_scale = (which & 4) != 0;
       for (int outputs = 1; outputs <= kPanelOutputs; ++outputs) {
         const std::vector<float> bias = numbers(kPanelOutputs, 8);
+        const std::vector<float> scale = numbers(kPanelOutputs, 9);
+        const std::vector<float> row_scale = numbers(3, 10);
         std::vector<std::byte> output(kTokens * kOutputStride * bytes_of(dtype), std::byte{0xff});
         std::vector<float> sums(kTokens * kSumsStride, kNaN);
         const bool in_output = dtype == DType::f32;
@@ -34,6 +39,8 @@ TEST_P(CombineTest, SumsRowsInOrderWithEveryTail) {
           for (int r = 0; r < rows; ++r) {
             for (int n = 0; n < kPanelOutputs; ++n) {
               float value = accumulators[r * kPanelOutputs + n];
+              if (with_scale) value *= scale[n];
+              if (with_row_scale) value *= row_scale[r];
               if (with_bias) value += bias[n];
               value *= tile[r].weight;
               float& sum = expected[tile[r].token * kPanelOutputs + n];
@@ -41,7 +48,8 @@ TEST_P(CombineTest, SumsRowsInOrderWithEveryTail) {
             }
           }
           kernels().combine(
-              {accumulators.data(), rows, outputs, with_bias ? bias.data() : nullptr, tile.data(),
+              {accumulators.data(), rows, outputs, with_row_scale ? row_scale.data() : nullptr,
+               with_scale ? scale.data() : nullptr, with_bias ? bias.data() : nullptr, tile.data(),
                in_output ? reinterpret_cast<float*>(output.data()) : sums.data(),
                in_output ? kOutputStride : kSumsStride, output.data(), dtype, kOutputStride});
         }
@@ -77,8 +85,8 @@ TEST_P(CombineTest, ASingleRowLeavesSumsAlone) {
   const std::vector<float> accumulators = numbers(2 * kPanelOutputs, 3);
   const RowTarget targets[] = {{1, 1.5F, true, true}, {0, 0.5F, true, true}};
   std::vector<std::uint16_t> output(2 * 32);
-  kernels().combine(
-      {accumulators.data(), 2, 32, nullptr, targets, nullptr, 0, output.data(), DType::bf16, 32});
+  kernels().combine({accumulators.data(), 2, 32, nullptr, nullptr, nullptr, targets, nullptr, 0,
+                     output.data(), DType::bf16, 32});
   for (int n = 0; n < 32; ++n) {
     EXPECT_EQ(output[n], f32_to_bf16(accumulators[32 + n] * 0.5F));
     EXPECT_EQ(output[32 + n], f32_to_bf16(accumulators[n] * 1.5F));
@@ -91,8 +99,8 @@ std::vector<std::uint16_t> rounded(const RowKernels& kernels, const std::vector<
   std::vector<std::uint16_t> result(values.size());
   const RowTarget target{0, 1.0F, true, true};
   for (std::size_t i = 0; i + kPanelOutputs <= values.size(); i += kPanelOutputs) {
-    kernels.combine(
-        {&values[i], 1, kPanelOutputs, nullptr, &target, nullptr, 0, &result[i], dtype, 0});
+    kernels.combine({&values[i], 1, kPanelOutputs, nullptr, nullptr, nullptr, &target, nullptr, 0,
+                     &result[i], dtype, 0});
   }
   return result;
 }

@@ -7,15 +7,11 @@
 namespace fusedmoe::cpu {
 namespace {
 
-TEST(KernelTable, EveryIsaHasAKernelForEveryFormatThatIsBuiltAndEveryDtype) {
+TEST(KernelTable, EveryIsaHasAKernelForEveryFormatAndEveryDtype) {
   for (const CpuIsa isa : all_isas()) {
     for (const FormatInfo& format : all_formats()) {
       for (const DType dtype : kDtypes) {
         const GemmKernel* kernel = find_gemm(isa, format.format, dtype);
-        if (!format.built) {
-          EXPECT_EQ(kernel, nullptr) << format.name;
-          continue;
-        }
         ASSERT_NE(kernel, nullptr) << to_string(isa) << " " << format.name;
         EXPECT_LE(kernel->isa, isa);
         EXPECT_EQ(kernel->format, format.format);
@@ -27,6 +23,13 @@ TEST(KernelTable, EveryIsaHasAKernelForEveryFormatThatIsBuiltAndEveryDtype) {
           if (other.dtype != dtype && other.dtype != DType::f32) continue;
           EXPECT_LE(other.isa, kernel->isa) << other.name;
         }
+        // Mode a8: integers, or none.
+        const GemmKernel* integers = find_gemm(isa, format.format, dtype, ComputeMode::a8);
+        const bool has = format.format == WeightFormat::int8 || format.format == WeightFormat::int4;
+        ASSERT_EQ(integers != nullptr, has) << to_string(isa) << " " << format.name;
+        if (integers == nullptr) continue;
+        EXPECT_EQ(integers->dtype, DType::i8);
+        EXPECT_LE(integers->isa, isa);
       }
     }
     const RowKernels& rows = row_kernels(isa);
@@ -47,6 +50,16 @@ TEST(KernelTable, KnownChoices) {
   EXPECT_EQ(chosen(CpuIsa::avx512, bf16, DType::bf16), "gemm_avx512_bf16");
   EXPECT_EQ(chosen(CpuIsa::avx512_bf16, bf16, DType::bf16), "gemm_avx512_bf16_bf16");
   EXPECT_EQ(chosen(CpuIsa::amx_bf16, bf16, DType::bf16), "gemm_amx_bf16_bf16");
+  EXPECT_EQ(chosen(CpuIsa::avx512_vnni, bf16, DType::bf16), "gemm_avx512_bf16");
+  EXPECT_EQ(chosen(CpuIsa::avx512_bf16, WeightFormat::mxfp4, DType::bf16),
+            "gemm_avx512_bf16_mxfp4");
+  EXPECT_EQ(chosen(CpuIsa::avx2_fma, WeightFormat::int4, DType::bf16), "gemm_avx2_fma_int4");
+  const auto a8 = [](CpuIsa isa, WeightFormat format) -> std::string {
+    return find_gemm(isa, format, DType::bf16, ComputeMode::a8)->name;
+  };
+  EXPECT_EQ(a8(CpuIsa::avx512, WeightFormat::int8), "gemm_a8_scalar_int8");
+  EXPECT_EQ(a8(CpuIsa::avx512_vnni, WeightFormat::int8), "gemm_a8_avx512_vnni_int8");
+  EXPECT_EQ(a8(CpuIsa::avx512_bf16, WeightFormat::int4), "gemm_a8_avx512_vnni_int4");
   // A bf16 product would round rows of f16 and f32.
   for (const CpuIsa isa : {CpuIsa::avx512_bf16, CpuIsa::amx_bf16}) {
     EXPECT_EQ(chosen(isa, bf16, DType::f16), "gemm_avx512_bf16");
@@ -72,7 +85,10 @@ TEST(KernelTable, EveryKernelHasItsLineOfInputs) {
     EXPECT_STRNE(kernel.recipe, "");
     const std::string name = kernel.name;
     EXPECT_EQ(name.rfind("gemm_", 0), 0U) << name;
-    EXPECT_EQ(name.substr(name.rfind('_') + 1), to_string(kernel.format)) << name;
+    const std::string end = std::string("_") + to_string(kernel.format);
+    ASSERT_GT(name.size(), end.size());
+    EXPECT_EQ(name.substr(name.size() - end.size()), end) << name;
+    EXPECT_EQ(name.rfind("gemm_a8_", 0) == 0, kernel.dtype == DType::i8) << name;
   }
   EXPECT_EQ(used.size(), gemm_inputs().size()) << "a line of inputs that no kernel multiplies";
 }
@@ -82,6 +98,10 @@ TEST(KernelTable, NumbersOfInputsFitTogether) {
     SCOPED_TRACE(to_string(inputs.isa));
     EXPECT_GE(inputs.panel.k_group, 1);
     EXPECT_EQ(inputs.panel.k_multiple % inputs.panel.k_group, 0);
+    // Segments start at multiples of 4, and 128 codes of four bits are four k.
+    EXPECT_EQ(inputs.panel.k_multiple % 4, 0);
+    EXPECT_EQ(4 % inputs.panel.k_group, 0);
+    EXPECT_TRUE(inputs.panel.lanes == 16 || inputs.panel.lanes == 32 || inputs.panel.lanes == 64);
     EXPECT_GE(inputs.row_multiple, 1);
     EXPECT_EQ(inputs.max_rows % inputs.row_multiple, 0);
     EXPECT_LE(inputs.max_rows, 256);  // grouped_gemm.cpp has tables of so many

@@ -2,6 +2,7 @@
 #include "backends/cpu/weight_storage.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "backends/cpu/numa.h"
@@ -11,6 +12,7 @@
 #include "fusedmoe/fused_moe.h"
 #include "kernel_inputs.h"
 #include "reference/random_layer.h"
+#include "support/format_cases.h"
 
 namespace fusedmoe::cpu {
 namespace {
@@ -74,11 +76,14 @@ void expect_sound(const PackedLayout& layout, int nodes, bool w13_bias, bool w2_
     }
     const bool has_bias = panels.is_w13 ? w13_bias : w2_bias;
     EXPECT_EQ(panels.bias_offset >= 0, has_bias);
-    for (std::int64_t e = 0; has_bias && e < kExperts; ++e) {
-      for (std::int64_t p = 0; p < panels.count; ++p) {
-        const std::int64_t at = layout.bias_offset(panels, e, p);
-        EXPECT_GE(at, layout.node_start(nodes));
-        parts.emplace_back(at, at + 128);
+    EXPECT_EQ(panels.scale_offset >= 0, panels.format.column_scales);
+    for (const std::int64_t offset : {panels.bias_offset, panels.scale_offset}) {
+      for (std::int64_t e = 0; offset >= 0 && e < kExperts; ++e) {
+        for (std::int64_t p = 0; p < panels.count; ++p) {
+          const std::int64_t at = layout.epilogue_offset(offset, e, p);
+          EXPECT_GE(at, layout.node_start(nodes));
+          parts.emplace_back(at, at + 128);
+        }
       }
     }
   }
@@ -111,8 +116,12 @@ TEST(PackedLayoutTest, EveryPanelAndBiasHasItsOwnPlace) {
         for (const CpuIsa isa : {CpuIsa::scalar, CpuIsa::avx512_bf16, CpuIsa::amx_bf16}) {
           for (int biases = 0; biases < 4; ++biases) {
             const MoeConfig config = config_of(hidden, inter, kind);
-            const WeightFormat w13 = biases == 1 ? WeightFormat::f32 : WeightFormat::bf16;
-            const WeightFormat w2 = biases == 2 ? WeightFormat::f16 : WeightFormat::bf16;
+            const WeightFormat w13 = biases == 1   ? WeightFormat::f32
+                                     : biases == 2 ? WeightFormat::int8
+                                                   : WeightFormat::bf16;
+            const WeightFormat w2 = biases == 2   ? WeightFormat::f16
+                                    : biases == 3 ? WeightFormat::nvfp4
+                                                  : WeightFormat::bf16;
             const RandomWeights weights(config, kExperts,
                                         {.w13_format = w13,
                                          .w2_format = w2,
@@ -130,12 +139,12 @@ TEST(PackedLayoutTest, EveryPanelAndBiasHasItsOwnPlace) {
               EXPECT_FALSE(layout.w2.is_w13);
               EXPECT_EQ(layout.w13.count, (inter + outputs - 1) / outputs);
               EXPECT_EQ(layout.w2.count, (hidden + 31) / 32);
-              EXPECT_EQ(layout.w13.layout, kernels.inputs13->panel);
-              EXPECT_EQ(layout.w2.layout, kernels.inputs2->panel);
-              EXPECT_EQ(layout.w13.bytes,
-                        kernels.inputs13->panel.padded(hidden) * 32 * bytes_of(dtype_of(w13)));
-              EXPECT_EQ(layout.w2.bytes,
-                        kernels.inputs2->panel.padded(inter) * 32 * bytes_of(dtype_of(w2)));
+              EXPECT_EQ(layout.w13.format.layout, kernels.inputs13->panel);
+              EXPECT_EQ(layout.w2.format.layout, kernels.inputs2->panel);
+              EXPECT_EQ(layout.w13.bytes, layout.w13.format.bytes(hidden));
+              EXPECT_EQ(layout.w2.bytes, layout.w2.format.bytes(inter));
+              EXPECT_EQ(layout.w13.format.column_scales, w13 == WeightFormat::int8);
+              EXPECT_EQ(layout.w2.format.column_scales, w2 == WeightFormat::nvfp4);
               expect_sound(layout, nodes, (biases & 1) != 0, (biases & 2) != 0);
               if (HasFailure()) return;
             }
@@ -146,13 +155,18 @@ TEST(PackedLayoutTest, EveryPanelAndBiasHasItsOwnPlace) {
   }
 }
 
-// What a plan writes, with any number of threads, whole or from a source: each panel and bias of
-// each expert at its offset, in the layout of its kernels.
-TEST(WeightStorageTest, PlansWritePanelsAtTheirOffsets) {
-  const MoeConfig config = config_of(75, 43, Activation::silu);
-  const RandomWeights weights(
-      config, kExperts,
-      {.w13_layout = WeightLayout::kn, .w13_bias = true, .w2_bias = true, .row_padding = 3}, 8);
+class StoredFormats : public testing::TestWithParam<test::FormatCase> {};
+
+// What a plan writes, with any number of threads, whole or from a source: each panel, bias and
+// scale of each expert at its offset, in the layout of its kernels.
+TEST_P(StoredFormats, PlansWritePanelsAtTheirOffsets) {
+  const test::FormatCase& c = GetParam();
+  const MoeConfig config = config_of(c.k(75), c.k(43), Activation::silu);
+  RandomWeightsOptions random = c.options();
+  if (c.info().scales.any_order) random.w13_layout = WeightLayout::kn;
+  random.w13_bias = random.w2_bias = true;
+  random.row_padding = 3;
+  const RandomWeights weights(config, kExperts, random, 8);
   for (const CpuIsa isa : all_isas()) {
     if (!is_available(isa)) continue;
     PlanOptions options;
@@ -177,15 +191,20 @@ TEST(WeightStorageTest, PlansWritePanelsAtTheirOffsets) {
               const std::byte* at = storage.panel(panels, e, p);
               ASSERT_EQ(at, memory.span().data() + layout.panel_offset(panels, e, p));
               std::vector<std::byte> panel(static_cast<std::size_t>(panels.bytes));
-              std::vector<float> bias(kPanelOutputs);
+              std::vector<float> bias(kPanelOutputs), scales(kPanelOutputs);
+              const PanelOutputs outputs = panels.is_w13 ? w13_panel(spec, weights.view(), e, p)
+                                                         : w2_panel(spec, weights.view(), e, p);
+              pack_panel(outputs, panels.format, 0, panels.inputs, panel.data());
               if (panels.is_w13) {
-                copy_panel(w13_panel(spec, weights.view(), e, p), 0, 75, panels.layout,
-                           panel.data());
                 w13_bias_panel(spec, weights.view(), e, p, bias.data());
               } else {
-                copy_panel(w2_panel(spec, weights.view(), e, p), 0, 43, panels.layout,
-                           panel.data());
                 w2_bias_panel(spec, weights.view(), e, p, bias.data());
+              }
+              const float* stored = storage.scales(panels, e, p);
+              ASSERT_EQ(column_scales(outputs, panels.format, scales.data()), stored != nullptr);
+              if (stored != nullptr) {
+                ASSERT_EQ(std::memcmp(stored, scales.data(), 128), 0)
+                    << "scales of expert " << e << ", panel " << p;
               }
               ASSERT_EQ(std::memcmp(at, panel.data(), panel.size()), 0)
                   << to_string(isa) << ", expert " << e << ", panel " << p << ", " << threads
@@ -199,6 +218,9 @@ TEST(WeightStorageTest, PlansWritePanelsAtTheirOffsets) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Formats, StoredFormats, testing::ValuesIn(test::format_cases()),
+                         test::format_case_name);
 
 std::string refusal_of(const WeightStorage& storage) {
   try {
@@ -243,6 +265,7 @@ TEST(WeightStorageTest, HeaderTellsForeignAndUnfinishedMemory) {
         Other{"format of w2", config, {.w2_format = WeightFormat::f16}},
         Other{"w13 bias", config, {.w13_bias = true}},
         Other{"w2 bias", config, {.w2_bias = true}}}) {
+    SCOPED_TRACE(other.fact);
     const RandomWeights changed(other.config, 4, other.options, 2);
     const PlanSpec changed_spec = make_spec(other.config, {});
     const PackedLayout changed_layout(changed_spec, changed.view(),
@@ -260,8 +283,8 @@ TEST(WeightStorageTest, HeaderTellsForeignAndUnfinishedMemory) {
   second.gemm2 = pairs.gemm2;
   second.inputs2 = pairs.inputs2;
   EXPECT_EQ(refusal_with(scalar, 1), "accepted");
-  EXPECT_EQ(refusal_with(kernels_of(CpuIsa::avx2_fma, spec, weights.view()), 1), "accepted")
-      << "equal panels serve kernels that read them alike";
+  EXPECT_NE(refusal_with(kernels_of(CpuIsa::avx2_fma, spec, weights.view()), 1).find("layout"),
+            std::string::npos);
   EXPECT_NE(refusal_with(pairs, 1).find("w13 layout"), std::string::npos);
   EXPECT_NE(refusal_with(second, 1).find("w2 layout"), std::string::npos);
   EXPECT_NE(refusal_with(scalar, 2).find("NUMA nodes"), std::string::npos);
@@ -276,10 +299,47 @@ TEST(WeightStorageTest, HeaderTellsForeignAndUnfinishedMemory) {
   EXPECT_NE(refusal_with(tiles, 1).find("w13 layout"), std::string::npos);
 }
 
+// The same layer whose scales lie otherwise is another layer; kernels that read panels alike share
+// them.
+TEST(WeightStorageTest, HeaderTellsScales) {
+  const MoeConfig config = config_of(128, 64, Activation::silu);
+  const PlanSpec spec = make_spec(config, {});
+  Memory memory(std::int64_t{1} << 18);
+  const auto storage_of = [&](const RandomWeights& weights, CpuIsa isa) {
+    const PackedLayout layout(spec, weights.view(), kernels_of(isa, spec, weights.view()), 1);
+    EXPECT_LE(layout.storage_bytes(), static_cast<std::int64_t>(memory.span().size()));
+    return std::make_unique<WeightStorage>(
+        spec, weights.view(), layout,
+        memory.span().first(static_cast<std::size_t>(layout.storage_bytes())));
+  };
+  const auto weights_of = [&](std::int64_t group_size, ScaleType type, bool zero_points) {
+    RandomWeightsOptions options;
+    options.w13_format = options.w2_format = WeightFormat::int4;
+    options.w13_scales = options.w2_scales =
+        WeightScales{.type = type, .layout = ScaleLayout::group, .group_size = group_size};
+    options.zero_points = zero_points;
+    return RandomWeights(config, 4, options, 2);
+  };
+  const RandomWeights plain = weights_of(32, ScaleType::f16, false);
+  const auto storage = storage_of(plain, CpuIsa::avx2_fma);
+  storage->begin_write();
+  storage->end_write();
+  EXPECT_EQ(refusal_of(*storage), "accepted");
+  EXPECT_EQ(refusal_of(*storage_of(plain, CpuIsa::avx512)), "accepted");
+  for (const auto& other :
+       {weights_of(16, ScaleType::f16, false), weights_of(32, ScaleType::bf16, false),
+        weights_of(32, ScaleType::f32, false), weights_of(32, ScaleType::f16, true)}) {
+    EXPECT_NE(refusal_of(*storage_of(other, CpuIsa::avx2_fma)).find("w13 scales"),
+              std::string::npos);
+  }
+}
+
 // Bytes that no panel uses do not show what the memory held: equal weights are equal files.
 TEST(WeightStorageTest, WhatIsNotUsedIsZero) {
   const MoeConfig config = config_of(97, 53, Activation::silu);
-  const RandomWeights weights(config, kExperts, {.w13_bias = true}, 2);
+  const RandomWeights weights(
+      config, kExperts,
+      {.w13_format = WeightFormat::int8, .w2_format = WeightFormat::nvfp4, .w13_bias = true}, 2);
   const PlanSpec spec = make_spec(config, {});
   for (const int nodes : {1, 2, 3}) {
     const PackedLayout layout(spec, weights.view(),
@@ -292,8 +352,9 @@ TEST(WeightStorageTest, WhatIsNotUsedIsZero) {
       for (const PackedLayout::Panels& panels : {layout.w13, layout.w2}) {
         for (std::int64_t p = 0; p < panels.count; ++p) {
           std::memset(storage.panel(panels, e, p), 0, static_cast<std::size_t>(panels.bytes));
-          float* bias = storage.bias(panels, e, p);
-          if (bias != nullptr) std::memset(bias, 0, 128);
+          for (float* of_epilogue : {storage.bias(panels, e, p), storage.scales(panels, e, p)}) {
+            if (of_epilogue != nullptr) std::memset(of_epilogue, 0, 128);
+          }
         }
       }
     }

@@ -7,19 +7,10 @@
 
 namespace fusedmoe::cpu {
 
-namespace {
-
-Steps all_steps(const GemmTile& tile) {
-  const std::int64_t steps = (tile.k + kStepK - 1) / kStepK;
-  return {0, steps, steps};
-}
-
-}  // namespace
-
 #define FUSEDMOE_ONLY FUSEDMOE_AMX_BF16
-#define FUSEDMOE_GEMM(isa, format, dtype, recipe)                                              \
-  void gemm_##isa##_##format(const GemmTile& tile) {                                           \
-    gemm_tiles<Bf16Tiles>(tile, all_steps(tile), decode_steps(code_of(WeightFormat::format))); \
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe)                                  \
+  void gemm_##isa##_##format(const GemmTile& tile) {                               \
+    gemm_bf16_tiles<Bf16Tiles>(tile, decode_steps(code_of(WeightFormat::format))); \
   }
 #include "backends/cpu/kernels/kernels.inc"
 

@@ -15,8 +15,9 @@ namespace {
 
 constexpr std::int64_t kStepUnits = 16;  // pairs of k of a step
 constexpr std::int64_t kUnitBytes = 128;
-// Bytes of codes ahead, to L1. 256, 1024, 2048 and 4096: fp8 in blocks at 1 token 2.46, 1.59, 2.05 and
-// 1.35 times the floor, mxfp4 2.55, 2.31, 1.74 and 2.26 (qwen3-30b-a3b, 2 threads of a shared Xeon).
+// Bytes of codes ahead, to L1. 256, 1024, 2048 and 4096: fp8 in blocks at 1 token 2.46, 1.59, 2.05
+// and 1.35 times the floor, mxfp4 2.55, 2.31, 1.74 and 2.26 (qwen3-30b-a3b, 2 threads of a shared
+// Xeon).
 constexpr std::int64_t kCodesAhead = 4096;
 
 // weight = code * scale + offset for one vector: even and odd k of 16 outputs.

@@ -204,4 +204,11 @@ FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile, const Steps& steps, Decode
   Tiles::release();
 }
 
+// A whole piece in steps of 32 k.
+template <class Tiles>
+FUSEDMOE_INLINE void gemm_bf16_tiles(const GemmTile& tile, DecodeSteps decode) {
+  const std::int64_t steps = (tile.k + kStepK - 1) / kStepK;
+  gemm_tiles<Tiles>(tile, {0, steps, steps}, decode);
+}
+
 }  // namespace fusedmoe::cpu
