@@ -200,9 +200,44 @@ TEST(ContractInput, I5_WeightsAreRefusedByName) {
     add("", "[7,", [](WeightTensor& w) { std::swap(w.inputs, w.outputs); });
     add("", "a null pointer", [](WeightTensor& w) { w.data = nullptr; });
     add(".format", "200", [](WeightTensor& w) { w.format = bad_enum<WeightFormat>(); });
-    add(
-        ".format", "nvfp4", [](WeightTensor& w) { w.format = WeightFormat::nvfp4; },
-        ErrorCode::unsupported);
+    add(".scales.layout", "none", [](WeightTensor& w) { w.format = WeightFormat::nvfp4; });
+    const auto int4 = [](WeightTensor& w) -> WeightScales& {
+      w.format = WeightFormat::int4;
+      w.scales = {.layout = ScaleLayout::group, .group_size = 32};
+      return w.scales;
+    };
+    const auto block = [](WeightTensor& w) -> WeightScales& {
+      w.format = WeightFormat::fp8_e4m3;
+      w.scales = {.layout = ScaleLayout::block, .block_n = 32, .block_k = 32};
+      return w.scales;
+    };
+    add(".scales.layout", "200",
+        [=](WeightTensor& w) { int4(w).layout = bad_enum<ScaleLayout>(); });
+    add(".scales.type", "200", [=](WeightTensor& w) { int4(w).type = bad_enum<ScaleType>(); });
+    add(".scales.parts", "200", [=](WeightTensor& w) { int4(w).parts = bad_enum<ScaleParts>(); });
+    add(".scales.layout", "block", [=](WeightTensor& w) { int4(w).layout = ScaleLayout::block; });
+    add(".scales.type", "e8m0", [=](WeightTensor& w) { int4(w).type = ScaleType::e8m0; });
+    add(".scales.group_size", "0", [=](WeightTensor& w) { int4(w).group_size = 0; });
+    add(".scales.group_size", "-1", [=](WeightTensor& w) { int4(w).group_size = -1; });
+    add(".scales.data", "a null pointer", [=](WeightTensor& w) { int4(w); });
+    add(".scales.global", "some", [=](WeightTensor& w) {
+      static const float one = 1;
+      int4(w).data = &one;
+      w.scales.global = &one;
+    });
+    add(".layout", "kn", [=](WeightTensor& w) {
+      int4(w);
+      w.layout = WeightLayout::kn;
+    });
+    add(".scales.block_n", "0", [=](WeightTensor& w) { block(w).block_n = 0; });
+    add(".scales.block_k", "-3", [=](WeightTensor& w) { block(w).block_k = -3; });
+    add(".scales.parts", "", [=](WeightTensor& w) { block(w).parts = ScaleParts::interleaved; });
+    add(".scales.zero_points", "some", [=](WeightTensor& w) {
+      static const float one = 1;
+      block(w).data = &one;
+      w.scales.zero_points = &one;
+    });
+    add("", "", [](WeightTensor& w) { w.format = WeightFormat::q6_k; });
     add(".layout", "200", [](WeightTensor& w) { w.layout = bad_enum<WeightLayout>(); });
     add(".row_stride", "3", [](WeightTensor& w) { w.row_stride = 3; });
     constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();

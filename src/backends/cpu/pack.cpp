@@ -229,6 +229,13 @@ PanelOutputs w2_panel(const PlanSpec& spec, const ExpertWeights& weights, std::i
 void pack_panel(const PanelOutputs& outputs, const PanelFormat& format, std::int64_t k0,
                 std::int64_t k, std::byte* to, PanelUse use) {
   pack_codes(outputs, format, k0, k, to + format.codes_offset(k), use);
+  // Equal weights are equal bytes, whatever the memory held between the parts.
+  const auto clear = [&](std::int64_t from, std::int64_t until) {
+    std::memset(to + from, 0, static_cast<std::size_t>(until - from));
+  };
+  clear(format.codes_offset(k) + format.code_bytes(k), format.bytes(k));
+  clear(format.records_offset(k) + format.segments.count(k) * format.segments.record_bytes(),
+        format.codes_offset(k));
   const SegmentLayout& segments = format.segments;
   if (segments.k == 0 || segments.record_bytes() == 0) return;
   std::byte* records = to + format.records_offset(k);

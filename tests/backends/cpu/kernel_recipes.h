@@ -190,7 +190,7 @@ struct IntegerRow {
     const bool tiny = largest < 0x1p-100F;
     scale = !finite ? kNaN : tiny ? 0.0F : largest / 127.0F;
     const float inverse = !finite || tiny ? 0.0F : 127.0F / largest;
-    for (const float value : x) bytes.push_back(std::nearbyint(value * inverse));
+    for (const float value : x) bytes.push_back(std::nearbyint(value * inverse) + 0.0F);
   }
 };
 

@@ -1,9 +1,11 @@
 #!/bin/sh
 # What the object code of kernels for one instruction set must be, whatever the compiler made of it:
-#   - no weak symbol: the linker may pick such a copy for units that run on any machine;
+#   - no weak function: the linker may pick such a copy for units that run on any machine;
 #   - no initialiser: it would run when the library is loaded, on any machine;
-#   - no spill in the hot loops: the loops of gemm_* and tile_rows that multiply touch neither the stack
-#     nor memory other than to read inputs and weights;
+#   - no spill in the hot loops: the loops of gemm_* (AVX2: of weights that are floats; codes take registers
+#     of their own), chain_rows and segment_rows (of weights that are vectors already, and of
+#     four-bit codes) that multiply touch neither the stack nor memory other than to read inputs and
+#     weights;
 #   - full tiles: the largest loop has as many multiply-adds as accumulators, 12 for AVX2 and 24, of
 #     whole registers, for AVX-512. AMX's sums lie in tiles: there must be some of its instructions.
 #
@@ -13,17 +15,18 @@ set -u
 export LC_ALL=C
 
 # Prints what is wrong with object $1. $2: prefix of its hot functions. $3: multiply-adds of a full
-# tile, or tdpbf16ps. $4: the registers that count.
+# tile, or the instruction of a tile. $4: the registers that count. $5: what multiplies, as a pattern.
 faults() {
-  nm -C "$1" | awk '$2 ~ /^[WVu]$/ || $1 ~ /^[wv]$/ { print "weak symbol: " $0 }'
+  nm -C "$1" | awk '$2 ~ /^[WV]$/ || $1 ~ /^[wv]$/ { print "weak symbol: " $0 }'
   objdump -h "$1" | awk '$2 ~ /^\.(init_array|ctors)/ { print "initialiser: " $2 }'
-  if [ "$3" = tdpbf16ps ]; then
-    objdump -d -C --no-show-raw-insn "$1" | grep -q "tdpbf16ps " || echo "no tdpbf16ps in $2*"
+  if [ "$4" = - ]; then
+    objdump -d -C --no-show-raw-insn "$1" | grep -q "$3 " || echo "no $3 in $2*"
     return
   fi
   # A loop is what lies between a backward jump and its target; a hot one multiplies at least a
   # whole panel and has no other loop inside.
-  objdump -d -C --no-show-raw-insn "$1" | awk -v prefix="$2" -v full="$3" -v wide="%$4" '
+  objdump -d -C --no-show-raw-insn "$1" | awk -v prefix="$2" -v full="$3" -v wide="%$4" \
+    -v multiply="^(${5:-vfn?m(add|sub)[0-9]*ps|vdpbf16ps}) " '
     function address(text) { sub(/^ *(0x)?/, "", text); sub(/[: ].*/, "", text); return text }
     function finish(   i, j, k, fma, hot, best) {
       if (name == "") return
@@ -32,7 +35,7 @@ faults() {
         if (!(target[i] in at) || at[target[i]] > i) continue
         fma = 0; hot = 1
         for (j = at[target[i]]; j <= i; j++) {
-          if (code[j] ~ /^(vfn?m(add|sub)[0-9]*ps|vdpbf16ps) / && code[j] ~ wide) fma++
+          if (code[j] ~ multiply && code[j] ~ wide) fma++
           if (j < i && target[j] in at && at[target[j]] <= j && at[target[j]] >= at[target[i]]) hot = 0
         }
         if (!hot || fma < 4) continue
@@ -168,9 +171,12 @@ checked=0
 status=0
 for object in "$@"; do
   case "$object" in
-    */kernels/avx2_fma.cpp.o) kind="gemm_avx2_fma_ 12 ymm" ;;
-    */kernels/avx512*.cpp.o) kind="tile_rows<.*,.12,.[0-9],.[0-9]> 24 zmm" ;;  # of 12 rows
+    */kernels/avx2_fma.cpp.o) kind="gemm_avx2_fma_(f32|f16|bf16) 12 ymm" ;;
+    */kernels/avx512.cpp.o) kind="chain_rows<.*FmaStep<.fusedmoe::cpu::Code.[012]>,.12,.[0-9],.[0-9]> 24 zmm" ;;
+    */kernels/avx512_bf16.cpp.o) kind="(chain|segment)_rows<.*(Dot|Nibble)Step.*,.12,.[0-9],.[0-9]> 24 zmm vdpbf16ps" ;;
+    */kernels/avx512_vnni.cpp.o) kind="segment_rows<.*,.12,.[0-9],.[0-9]> 24 zmm vpdpbusd" ;;
     */kernels/amx_bf16.cpp.o) kind=$amx ;;
+    */kernels/amx_int8.cpp.o) kind="gemm_a8_amx_int8_ tdpbssd -" ;;
     *) continue ;;
   esac
   checked=$((checked + 1))
@@ -178,6 +184,6 @@ for object in "$@"; do
   found=$(faults "$object" $kind)
   [ -z "$found" ] || { echo "$object:"; echo "$found"; status=1; }
 done
-[ "$checked" -eq 4 ] || { echo "expected 4 objects of instruction sets, got $checked"; exit 1; }
+[ "$checked" -eq 6 ] || { echo "expected 6 objects of instruction sets, got $checked"; exit 1; }
 [ "$status" -ne 0 ] || echo "$checked object(s) sound"
 exit $status
