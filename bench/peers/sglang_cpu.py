@@ -30,7 +30,8 @@ class Peer(TorchPeer):
             if len(self.layers) == 1:
                 self.try_out(shape)
         except RuntimeError as error:
-            raise Refused("the kernel refuses: " + str(error).splitlines()[0][:200]) from None
+            text = str(error).splitlines()[0].split("  (Could this error message")[0]
+            raise Refused("the kernel refuses: " + text[:200]) from None
         return {"mode": "a8" if shape["format"] in ("int8", "int4") else "a16"}
 
     def pack(self, shape, tensors):
