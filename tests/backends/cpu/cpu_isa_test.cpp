@@ -47,7 +47,8 @@ TEST(CpuIsaTest, NamesAreUniqueAndInOrderOfPreference) {
   EXPECT_STREQ(to_string(CpuIsa::avx512_vnni), "avx512_vnni");
   EXPECT_STREQ(to_string(CpuIsa::avx512_bf16), "avx512_bf16");
   EXPECT_STREQ(to_string(CpuIsa::amx_bf16), "amx_bf16");
-  EXPECT_EQ(all_isas().size(), 6U);
+  EXPECT_STREQ(to_string(CpuIsa::amx_int8), "amx_int8");
+  EXPECT_EQ(all_isas().size(), 7U);
   EXPECT_EQ(all_isas().front(), CpuIsa::scalar);
   EXPECT_TRUE(is_available(CpuIsa::scalar));
 }
@@ -103,8 +104,10 @@ TEST(CpuIsaTest, WhatIsFastByVendor) {
     EXPECT_EQ(is_fast(CpuIsa::avx512_bf16, facts), std::string(vendor) != "GenuineIntel");
 #ifdef FUSEDMOE_AMX_MODEL
     EXPECT_FALSE(is_fast(CpuIsa::amx_bf16, facts)) << "the model is for tests";
+    EXPECT_FALSE(is_fast(CpuIsa::amx_int8, facts)) << "the model is for tests";
 #else
     EXPECT_TRUE(is_fast(CpuIsa::amx_bf16, facts));
+    EXPECT_TRUE(is_fast(CpuIsa::amx_int8, facts));
 #endif
   }
 }
@@ -158,7 +161,7 @@ TEST(CpuIsaTest, ReasonNamesEverySetThatWasNotChosen) {
   EXPECT_EQ(isa_reason("scalar"),
             "not avx2: options.isa = scalar, not avx512: options.isa = scalar, not avx512_vnni: "
             "options.isa = scalar, not avx512_bf16: options.isa = scalar, not amx_bf16: "
-            "options.isa = scalar");
+            "options.isa = scalar, not amx_int8: options.isa = scalar");
   const IsaEnvironment environment("scalar");
   EXPECT_EQ(isa_reason("").rfind("not avx2: FUSEDMOE_ISA = scalar", 0), 0U);
 }
@@ -178,7 +181,7 @@ TEST(CpuIsaTest, UnknownNamesAreRefused) {
   for (const std::string name :
        {"avx3", "AVX2", "avx2_fma", " scalar", "avx2 ", "0", "amx", "avx512bf16"}) {
     const std::string rest =
-        ": expected one of scalar, avx2, avx512, avx512_vnni, avx512_bf16, amx_bf16, got '" + name +
+        ": expected one of scalar, avx2, avx512, avx512_vnni, avx512_bf16, amx_bf16, amx_int8, got '" + name +
         "'; name one of these";
     EXPECT_EQ(refusal_of(name), "options.isa" + rest);
     const IsaEnvironment environment(name.c_str());
