@@ -68,13 +68,13 @@ SegmentLayout segments(const WeightTensor& tensor, bool integers) {
       break;
   }
   SegmentLayout result;
-  const bool u4 = code_of(tensor.format) == Code::u4;
-  if (u4) {
+  const Code code = code_of(tensor.format);
+  if (code == Code::u4) {
     result.offset = tensor.scales.zero_points != nullptr ? Offset::zero_points : Offset::centre;
   }
   const std::int64_t group = scaled_k(tensor);
   if (group == tensor.inputs) {  // a scale per output: any segments do
-    if (u4) {
+    if (bits_of(code) == 4) {    // whose kernels want some
       result.k = kMaxSegmentK;
       result.scale = record_scale(tensor);
     } else if (integers) {

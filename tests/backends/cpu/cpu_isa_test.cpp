@@ -181,8 +181,9 @@ TEST(CpuIsaTest, UnknownNamesAreRefused) {
   for (const std::string name :
        {"avx3", "AVX2", "avx2_fma", " scalar", "avx2 ", "0", "amx", "avx512bf16"}) {
     const std::string rest =
-        ": expected one of scalar, avx2, avx512, avx512_vnni, avx512_bf16, amx_bf16, amx_int8, got '" + name +
-        "'; name one of these";
+        ": expected one of scalar, avx2, avx512, avx512_vnni, avx512_bf16, amx_bf16, amx_int8, got "
+        "'" +
+        name + "'; name one of these";
     EXPECT_EQ(refusal_of(name), "options.isa" + rest);
     const IsaEnvironment environment(name.c_str());
     EXPECT_EQ(refusal_of(""), "FUSEDMOE_ISA" + rest);

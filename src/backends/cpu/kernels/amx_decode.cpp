@@ -5,7 +5,6 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "backends/cpu/kernels/bf16_weights.h"
 #include "backends/cpu/kernels/segment_vectors.h"
@@ -61,8 +60,24 @@ struct PowersOfTwo {
   }
 };
 
+// Codes of a line as vectors of bf16.
 template <Code kCode>
-using Weights = std::conditional_t<bits_of(kCode) == 4, NibbleWeights<kCode>, ByteWeights<kCode>>;
+struct Weights {
+  static constexpr int kLineUnits = 1;
+  explicit Weights(SegmentLayout::Offset) {}
+  FUSEDMOE_INLINE static void widen(const char* line, int, __m512bh (&w)[2]) {
+    if constexpr (kCode == Code::s8) {
+      widen_s8(line, w);
+    } else {
+      widen_fp8(kCode == Code::e4m3 ? kE4m3 : kE5m2, line, w);
+    }
+  }
+};
+template <Code kCode>
+requires(bits_of(kCode) == 4) struct Weights<kCode> : NibbleWeights {
+  static constexpr int kLineUnits = 2;
+  explicit Weights(SegmentLayout::Offset offset) : NibbleWeights(nibble_values<kCode>(offset)) {}
+};
 
 // Units [begin, end) of a piece; finish(vector, half) scales.
 template <class Codes, class Finish>

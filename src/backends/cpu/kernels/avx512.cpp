@@ -1,6 +1,7 @@
 // Kernels for AVX-512 (F, BW, DQ, VL) in fp32: sixteen floats at a time.
 #include <immintrin.h>
 
+#include <array>
 #include <cstdint>
 
 #include "backends/cpu/kernels/blocked_kernels.h"
@@ -78,6 +79,7 @@ struct FmaArithmetic {
   static constexpr int kUnits = 1;
   static constexpr int kLineUnits = 1;
   static constexpr bool kTwoSegments = false;
+  static constexpr int kInlineRows = kBlockRows;
   static constexpr std::int64_t kAhead = kWeightsAhead;
   FUSEDMOE_INLINE static Vector broadcast(const std::uint32_t* a) {
     return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(*a)));
@@ -97,7 +99,6 @@ template <>
 struct FmaStep<Code::f32> : FmaArithmetic, SumsInOrder {
   using Wide = FmaStep;
   static constexpr std::int64_t kLineBytes = 128;
-  explicit FmaStep(SegmentLayout::Offset) {}
   FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
     w[0] = _mm512_loadu_ps(line);
     w[1] = _mm512_loadu_ps(line + 64);
@@ -108,7 +109,6 @@ template <>
 struct FmaStep<Code::f16> : FmaArithmetic, SumsInOrder {
   using Wide = FmaStep;
   static constexpr std::int64_t kLineBytes = 64;
-  explicit FmaStep(SegmentLayout::Offset) {}
   FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
     w[0] = F32x16::load_f16(reinterpret_cast<const std::uint16_t*>(line)).v;
     w[1] = F32x16::load_f16(reinterpret_cast<const std::uint16_t*>(line) + 16).v;
@@ -121,7 +121,6 @@ template <>
 struct FmaStep<Code::bf16> : FmaArithmetic {
   using Wide = FmaStep;
   static constexpr std::int64_t kLineBytes = 64;
-  explicit FmaStep(SegmentLayout::Offset) {}
   FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
     const __m512i pairs = _mm512_loadu_si512(line);
     w[0] = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
@@ -148,9 +147,10 @@ struct FmaStep<Code::bf16> : FmaArithmetic {
 template <Code kCode>
 requires(bits_of(kCode) == 8) struct FmaStep<kCode> : FmaArithmetic, SumsInOrder {
   using Wide = FmaStep<Code::f32>;
+  static constexpr int kInlineRows = kRowsThatPrefetch - 1;
   static constexpr int kLineUnits = 2;
+  static Wide wide() { return {}; }
   static constexpr std::int64_t kLineBytes = 64;
-  explicit FmaStep(SegmentLayout::Offset) {}
   FUSEDMOE_INLINE static Vector widen(__m128i codes) {
     if constexpr (kCode == Code::e4m3) return e4m3_vector(codes);
     if constexpr (kCode == Code::e5m2) {
@@ -166,15 +166,16 @@ requires(bits_of(kCode) == 8) struct FmaStep<kCode> : FmaArithmetic, SumsInOrder
 };
 
 // Codes of four bits: a line is four k, in eight planes.
-template <Code kCode>
-requires(bits_of(kCode) == 4) struct FmaStep<kCode> : FmaArithmetic, SumsInOrder {
+struct NibbleStep : FmaArithmetic, SumsInOrder {
   using Wide = FmaStep<Code::f32>;
+  static constexpr int kInlineRows = kRowsThatPrefetch - 1;
   static constexpr int kLineUnits = 4;
   static constexpr bool kTwoSegments = true;
   static constexpr std::int64_t kLineBytes = 64;
   __m512 values;
-  explicit FmaStep(SegmentLayout::Offset offset)
-      : values(_mm512_loadu_ps(nibble_values<kCode>(offset).data())) {}
+  explicit NibbleStep(const std::array<float, 16>& of_codes)
+      : values(_mm512_loadu_ps(of_codes.data())) {}
+  static Wide wide() { return {}; }
   FUSEDMOE_INLINE void weights(const char* line, int i, Vector (&w)[2]) const {
     const __m512i lanes = _mm512_loadu_si512(line);  // the shuffle looks at four bits of each
     w[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, static_cast<unsigned>(8 * i)), values);
@@ -182,6 +183,15 @@ requires(bits_of(kCode) == 4) struct FmaStep<kCode> : FmaArithmetic, SumsInOrder
         _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, static_cast<unsigned>(8 * i + 4)), values);
   }
 };
+
+template <Code kCode>
+FUSEDMOE_INLINE void gemm_code(const GemmTile& tile) {
+  if constexpr (bits_of(kCode) == 4) {
+    gemm_panel(tile, NibbleStep(nibble_values<kCode>(tile.segments.layout.offset)));
+  } else {
+    gemm_panel(tile, FmaStep<kCode>{});
+  }
+}
 
 // Rows of any dtype, widened to fp32.
 struct WidenedRows {
@@ -208,9 +218,9 @@ struct WidenedRows {
 }  // namespace
 
 #define FUSEDMOE_ONLY FUSEDMOE_AVX512
-#define FUSEDMOE_GEMM(isa, format, dtype, recipe)             \
-  void gemm_##isa##_##format(const GemmTile& tile) {          \
-    gemm_panel<FmaStep<code_of(WeightFormat::format)>>(tile); \
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe)    \
+  void gemm_##isa##_##format(const GemmTile& tile) { \
+    gemm_code<code_of(WeightFormat::format)>(tile);  \
   }
 #include "backends/cpu/kernels/kernels.inc"
 

@@ -3,8 +3,8 @@
 // shuffles).
 #include <immintrin.h>
 
+#include <array>
 #include <cstdint>
-#include <type_traits>
 
 #include "backends/cpu/kernels/bf16_weights.h"
 #include "backends/cpu/kernels/blocked_kernels.h"
@@ -20,6 +20,7 @@ struct DotArithmetic : SumsInOrder {
   static constexpr int kUnits = 2;
   static constexpr int kLineUnits = 1;
   static constexpr bool kTwoSegments = false;
+  static constexpr int kInlineRows = kBlockRows;
   static constexpr std::int64_t kLineBytes = 64;
   FUSEDMOE_INLINE static Vector broadcast(const std::uint32_t* a) {
     return (__m512bh)_mm512_set1_epi32(static_cast<int>(*a));
@@ -40,7 +41,6 @@ struct DotStep : DotArithmetic {
   // The hardware follows by itself: 512 bytes to 32 KiB ahead cost 4 to 10 % (1 and 4 tokens, Zen
   // 4).
   static constexpr std::int64_t kAhead = 0;
-  explicit DotStep(SegmentLayout::Offset) {}
   FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
     w[0] = (__m512bh)_mm512_loadu_si512(line);
     w[1] = (__m512bh)_mm512_loadu_si512(line + 64);
@@ -52,34 +52,49 @@ struct DotStep : DotArithmetic {
 constexpr std::int64_t kCodesAhead = 8192;
 
 // Codes of eight bits: a line is a pair of k, zipped (codes.h).
-template <Code kCode>
-struct ByteStep : DotArithmetic {
+struct Fp8Step : DotArithmetic {
   using Wide = DotStep;
   static constexpr std::int64_t kAhead = kCodesAhead;
-  explicit ByteStep(SegmentLayout::Offset) {}
-  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
-    ByteWeights<kCode>::widen(line, w);
+  const ByteTables& tables;
+  explicit Fp8Step(const ByteTables& of_code) : tables(of_code) {}
+  static Wide wide() { return {}; }
+  FUSEDMOE_INLINE void weights(const char* line, int, Vector (&w)[2]) const {
+    widen_fp8(tables, line, w);
   }
+};
+struct S8Step : DotArithmetic {
+  using Wide = DotStep;
+  static constexpr std::int64_t kAhead = kCodesAhead;
+  static Wide wide() { return {}; }
+  FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) { widen_s8(line, w); }
 };
 
 // Codes of four bits: a line is four k, in four planes.
-template <Code kCode>
 struct NibbleStep : DotArithmetic {
   using Wide = DotStep;
   static constexpr int kLineUnits = 2;
   static constexpr bool kTwoSegments = true;
   static constexpr std::int64_t kAhead = kCodesAhead;
-  NibbleWeights<kCode> nibbles;
-  explicit NibbleStep(SegmentLayout::Offset offset) : nibbles(offset) {}
+  NibbleWeights nibbles;
+  explicit NibbleStep(const std::array<float, 16>& values) : nibbles(values) {}
+  static Wide wide() { return {}; }
   FUSEDMOE_INLINE void weights(const char* line, int i, Vector (&w)[2]) const {
     nibbles.widen(line, i, w);
   }
 };
 
 template <Code kCode>
-using StepOf =
-    std::conditional_t<bits_of(kCode) == 16, DotStep,
-                       std::conditional_t<bits_of(kCode) == 8, ByteStep<kCode>, NibbleStep<kCode>>>;
+FUSEDMOE_INLINE void gemm_code(const GemmTile& tile) {
+  if constexpr (bits_of(kCode) == 16) {
+    gemm_panel(tile, DotStep{});
+  } else if constexpr (bits_of(kCode) == 4) {
+    gemm_panel(tile, NibbleStep(nibble_values<kCode>(tile.segments.layout.offset)));
+  } else if constexpr (kCode == Code::s8) {
+    gemm_panel(tile, S8Step{});
+  } else {
+    gemm_panel(tile, Fp8Step(kCode == Code::e4m3 ? kE4m3 : kE5m2));
+  }
+}
 
 // Rows of bf16 in pairs; behind an odd k a zero, whatever lies there.
 struct PairedRows {
@@ -98,9 +113,9 @@ struct PairedRows {
 }  // namespace
 
 #define FUSEDMOE_ONLY FUSEDMOE_AVX512_BF16
-#define FUSEDMOE_GEMM(isa, format, dtype, recipe)            \
-  void gemm_##isa##_##format(const GemmTile& tile) {         \
-    gemm_panel<StepOf<code_of(WeightFormat::format)>>(tile); \
+#define FUSEDMOE_GEMM(isa, format, dtype, recipe)    \
+  void gemm_##isa##_##format(const GemmTile& tile) { \
+    gemm_code<code_of(WeightFormat::format)>(tile);  \
   }
 #include "backends/cpu/kernels/kernels.inc"
 

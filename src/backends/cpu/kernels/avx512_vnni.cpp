@@ -18,6 +18,7 @@ struct IntegerArithmetic : SumsInOrder {
   static constexpr int kUnits = 4;
   static constexpr int kLineUnits = 1;
   static constexpr bool kTwoSegments = false;
+  static constexpr int kInlineRows = kBlockRows;
   static constexpr std::int64_t kAhead = 8192;
   int added;  // to every weight
 
@@ -43,7 +44,7 @@ struct IntegerArithmetic : SumsInOrder {
 struct SignedStep : IntegerArithmetic {
   using Wide = SignedStep;
   static constexpr std::int64_t kLineBytes = 128;
-  explicit SignedStep(SegmentLayout::Offset) : IntegerArithmetic(128) {}
+  SignedStep() : IntegerArithmetic(128) {}
   FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
     const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
     w[0] = _mm512_xor_si512(_mm512_loadu_si512(line), sign);
@@ -51,14 +52,10 @@ struct SignedStep : IntegerArithmetic {
   }
 };
 
-int centre_of(SegmentLayout::Offset offset) {
-  return offset == SegmentLayout::Offset::centre ? 8 : 0;
-}
-
 struct WideNibbleStep : IntegerArithmetic {
   using Wide = WideNibbleStep;
   static constexpr std::int64_t kLineBytes = 128;
-  explicit WideNibbleStep(SegmentLayout::Offset offset) : IntegerArithmetic(centre_of(offset)) {}
+  explicit WideNibbleStep(int centre) : IntegerArithmetic(centre) {}
   FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
     w[0] = _mm512_loadu_si512(line);
     w[1] = _mm512_loadu_si512(line + 64);
@@ -69,7 +66,9 @@ struct NibbleStep : IntegerArithmetic {
   using Wide = WideNibbleStep;
   static constexpr bool kTwoSegments = true;
   static constexpr std::int64_t kLineBytes = 64;
-  explicit NibbleStep(SegmentLayout::Offset offset) : IntegerArithmetic(centre_of(offset)) {}
+  explicit NibbleStep(SegmentLayout::Offset offset)
+      : IntegerArithmetic(offset == SegmentLayout::Offset::centre ? 8 : 0) {}
+  Wide wide() const { return Wide(added); }
   FUSEDMOE_INLINE static void weights(const char* line, int, Vector (&w)[2]) {
     const __m512i mask = _mm512_set1_epi8(15);
     const __m512i lanes = _mm512_loadu_si512(line);
@@ -89,8 +88,12 @@ struct SummedByteRows : ByteRows {
 
 }  // namespace
 
-void gemm_a8_avx512_vnni_int8(const GemmTile& tile) { gemm_blocks<SignedStep, true>(tile); }
-void gemm_a8_avx512_vnni_int4(const GemmTile& tile) { gemm_blocks<NibbleStep, true>(tile); }
+void gemm_a8_avx512_vnni_int8(const GemmTile& tile) {
+  gemm_blocks<SignedStep, true>(tile, SignedStep{});
+}
+void gemm_a8_avx512_vnni_int4(const GemmTile& tile) {
+  gemm_panel(tile, NibbleStep(tile.segments.layout.offset));
+}
 void load_rows_avx512_vnni_i8(const LoadRows& rows) { load_blocks(rows, SummedByteRows(rows)); }
 
 }  // namespace fusedmoe::cpu

@@ -45,41 +45,34 @@ FUSEDMOE_INLINE __m512i lookup(const std::uint8_t* table, __m512i codes) {  // s
   return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes, _mm512_load_si512(table + 64));
 }
 
-// Codes of eight bits: a line is a pair of k, zipped (codes.h).
-template <Code kCode>
-struct ByteWeights {
-  static constexpr int kLineUnits = 1;
-  explicit ByteWeights(SegmentLayout::Offset) {}
-  FUSEDMOE_INLINE static void widen(const char* line, __m512bh (&w)[2]) {
-    const __m512i codes = _mm512_loadu_si512(line);
-    __m512i low, high;
-    if constexpr (kCode == Code::s8) {
-      const __mmask64 negative = _mm512_movepi8_mask(codes);
-      low = _mm512_mask_mov_epi8(lookup(kS8.low.data(), codes), negative,
-                                 lookup(kS8.low.data() + 128, codes));
-      high = _mm512_mask_mov_epi8(lookup(kS8.high.data(), codes), negative,
-                                  lookup(kS8.high.data() + 128, codes));
-    } else {  // the sign stays where it is
-      const ByteTables& tables = kCode == Code::e4m3 ? kE4m3 : kE5m2;
-      low = lookup(tables.low.data(), codes);
-      // high | (codes & 0x80)
-      high = _mm512_ternarylogic_epi32(lookup(tables.high.data(), codes), codes,
-                                       _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
-    }
-    w[0] = (__m512bh)_mm512_unpacklo_epi8(low, high);
-    w[1] = (__m512bh)_mm512_unpackhi_epi8(low, high);
-  }
-  FUSEDMOE_INLINE static void widen(const char* line, int, __m512bh (&w)[2]) { widen(line, w); }
-};
+// Codes of eight bits: a line is a pair of k, zipped (codes.h). Of fp8 the sign stays where it is.
+FUSEDMOE_INLINE void widen_fp8(const ByteTables& tables, const char* line, __m512bh (&w)[2]) {
+  const __m512i codes = _mm512_loadu_si512(line);
+  const __m512i low = lookup(tables.low.data(), codes);
+  // high | (codes & 0x80)
+  const __m512i high = _mm512_ternarylogic_epi32(lookup(tables.high.data(), codes), codes,
+                                                 _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
+  w[0] = (__m512bh)_mm512_unpacklo_epi8(low, high);
+  w[1] = (__m512bh)_mm512_unpackhi_epi8(low, high);
+}
+
+FUSEDMOE_INLINE void widen_s8(const char* line, __m512bh (&w)[2]) {
+  const __m512i codes = _mm512_loadu_si512(line);
+  const __mmask64 negative = _mm512_movepi8_mask(codes);
+  const __m512i low = _mm512_mask_mov_epi8(lookup(kS8.low.data(), codes), negative,
+                                           lookup(kS8.low.data() + 128, codes));
+  const __m512i high = _mm512_mask_mov_epi8(lookup(kS8.high.data(), codes), negative,
+                                            lookup(kS8.high.data() + 128, codes));
+  w[0] = (__m512bh)_mm512_unpacklo_epi8(low, high);
+  w[1] = (__m512bh)_mm512_unpackhi_epi8(low, high);
+}
 
 // Codes of four bits: a line is four k, in four planes.
-template <Code kCode>
 struct NibbleWeights {
-  static constexpr int kLineUnits = 2;
   __m512i values;  // twice: the shuffle looks at five bits
-  explicit NibbleWeights(SegmentLayout::Offset offset) {
+  FUSEDMOE_INLINE explicit NibbleWeights(const std::array<float, 16>& of_codes) {
     alignas(64) std::array<std::uint16_t, 32> table;
-    for (std::size_t i = 0; i < 32; ++i) table[i] = bf16_bits(nibble_values<kCode>(offset)[i % 16]);
+    for (std::size_t i = 0; i < 32; ++i) table[i] = bf16_bits(of_codes[i % 16]);
     values = _mm512_load_si512(table.data());
   }
   FUSEDMOE_INLINE void widen(const char* line, int i, __m512bh (&w)[2]) const {

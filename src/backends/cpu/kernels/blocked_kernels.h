@@ -8,7 +8,7 @@
 //   kTwoSegments     whether few rows take two segments at once
 //   kAhead           how many bytes ahead few rows prefetch
 //   Vector, Sum      of 16 outputs: weights of a unit; sums
-//   Step(offset)     whatever turns codes into weights
+//   kInlineRows      up to how many rows codes become weights as they are multiplied
 //   weights(line, i, w)  unit i of a line: two vectors of 16 outputs each
 //   broadcast(a), zero(), add(sum, x, w): the set's recipe; to_f32(sum, row_sums, r),
 //   row_sum(row_sums, r) load_sums and store_sums, between the columns of accumulators and the
@@ -258,18 +258,19 @@ template <class Step, int kRows, int kLines, int kLocality>
   accumulators.store();
 }
 
-// Not inlined above: one function with all of the loops takes clang minutes.
-template <class Step, bool kSegments, int kLines, int kLocality, int kRows = kBlockRows>
+// Not inlined above: one function with all of the loops takes clang minutes. kLeast, kMost: how
+// many rows there may be, so that nothing else is compiled.
+template <class Step, bool kSegments, int kLines, int kLocality, int kLeast, int kMost>
 FUSEDMOE_INLINE void block_of(int rows, const Step& step, const BlockTile& tile) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) {
-      return block_of<Step, kSegments, kLines, kLocality, kRows - 1>(rows, step, tile);
+  if constexpr (kMost > kLeast) {
+    if (rows < kMost) {
+      return block_of<Step, kSegments, kLines, kLocality, kLeast, kMost - 1>(rows, step, tile);
     }
   }
   if constexpr (kSegments) {
-    segment_rows<Step, kRows, kLines, kLocality>(step, tile);
+    segment_rows<Step, kMost, kLines, kLocality>(step, tile);
   } else {
-    chain_rows<Step, kRows, kLines, kLocality>(step, tile);
+    chain_rows<Step, kMost, kLines, kLocality>(step, tile);
   }
 }
 
@@ -328,10 +329,11 @@ FUSEDMOE_INLINE void one_block(const GemmTile& tile, const Step& step, BlockTile
       scales.load(tile.segments, first, (block.units + segment_units - 1) / segment_units);
       set_segments(tile, scales, segment_units, first, 0, block);
     }
-    if (!few) {
-      block_of<Step, kSegments, kLines, 2>(tile.rows, step, block);
-    } else {
-      block_of<Step, kSegments, kFollow ? kLines : 0, 3>(tile.rows, step, block);
+    if (few) {
+      constexpr int kFewLines = kFollow ? kLines : 0;
+      block_of<Step, kSegments, kFewLines, 3, 1, kRowsThatPrefetch - 1>(tile.rows, step, block);
+    } else if constexpr (Step::kInlineRows >= kRowsThatPrefetch) {
+      block_of<Step, kSegments, kLines, 2, kRowsThatPrefetch, kBlockRows>(tile.rows, step, block);
     }
     block.a += block.units * tile.rows;
     block.panel += bytes_of(block.units);
@@ -345,7 +347,7 @@ FUSEDMOE_INLINE void all_blocks(const GemmTile& tile, const Step& step,
                                 [[maybe_unused]] const SegmentScales* scales, std::int64_t begin,
                                 std::int64_t count, std::int64_t all_units, const char* panel,
                                 const char* coming, std::int64_t coming_bytes) {
-  const RowBlocks blocks{tile.rows};
+  const RowBlocks blocks{tile.rows};  // of at least 6 rows, or one that is not inlined, of 5
   const std::int64_t bytes = count / Step::kLineUnits * 64;  // that a block can bring
   for (int b = 0; b < blocks.count(); ++b) {
     const int start = blocks.start(b);
@@ -362,9 +364,9 @@ FUSEDMOE_INLINE void all_blocks(const GemmTile& tile, const Step& step,
       set_segments(tile, *scales, segment_units, begin / segment_units, start, block);
     }
     if (b * bytes < coming_bytes) {
-      block_of<Step, kSegments, 1, 2>(rows, step, block);
+      block_of<Step, kSegments, 1, 2, kRowsThatPrefetch, kBlockRows>(rows, step, block);
     } else {
-      block_of<Step, kSegments, 0, 2>(rows, step, block);
+      block_of<Step, kSegments, 0, 2, kRowsThatPrefetch, kBlockRows>(rows, step, block);
     }
   }
 }
@@ -377,7 +379,7 @@ template <class Step, bool kSegments>
 FUSEDMOE_INLINE void widened_blocks(const GemmTile& tile, const Step& step, std::int64_t units) {
   using Wide = typename Step::Wide;
   alignas(64) char buffer[kWideK / Step::kUnits * 128];
-  const Wide wide(tile.segments.layout.offset);
+  const Wide wide = step.wide();
   const std::int64_t segment_k = kSegments ? tile.segments.layout.k : 4;
   std::int64_t segments = kWideK / segment_k;
   if constexpr (kSegments) segments = std::min(segments, SegmentScales::kMost);
@@ -432,11 +434,10 @@ FUSEDMOE_INLINE void whole_blocks(const GemmTile& tile, const Step& step, std::i
 }
 
 template <class Step, bool kSegments>
-FUSEDMOE_INLINE void gemm_blocks(const GemmTile& tile) {
-  const Step step(tile.segments.layout.offset);
+FUSEDMOE_INLINE void gemm_blocks(const GemmTile& tile, const Step& step) {
   const std::int64_t units = (tile.k + 3) / 4 * 4 / Step::kUnits;
   const auto* panel = static_cast<const char*>(tile.panel);
-  if (tile.rows <= kBlockRows) {
+  if (tile.rows <= Step::kInlineRows) {
     BlockTile block{.a = static_cast<const std::uint32_t*>(tile.a),
                     .panel = panel,
                     .units = units,
@@ -450,13 +451,19 @@ FUSEDMOE_INLINE void gemm_blocks(const GemmTile& tile) {
   }
 }
 
-// Weights with or without segments; floats, which need no widening, have none.
+// Weights with or without segments; floats, which need no widening, have none, and codes of four
+// bits always have some.
 template <class Step>
-FUSEDMOE_INLINE void gemm_panel(const GemmTile& tile) {
-  if constexpr (!std::is_same_v<Step, typename Step::Wide>) {
-    if (tile.segments.layout.k > 0) return gemm_blocks<Step, true>(tile);
+FUSEDMOE_INLINE void gemm_panel(const GemmTile& tile, const Step& step) {
+  if constexpr (std::is_same_v<Step, typename Step::Wide>) {
+    gemm_blocks<Step, false>(tile, step);
+  } else if constexpr (Step::kTwoSegments) {
+    gemm_blocks<Step, true>(tile, step);
+  } else if (tile.segments.layout.k > 0) {
+    gemm_blocks<Step, true>(tile, step);
+  } else {
+    gemm_blocks<Step, false>(tile, step);
   }
-  gemm_blocks<Step, false>(tile);
 }
 
 // The 16 x 16 transpose of 32-bit elements: 64 shuffles.
