@@ -157,7 +157,7 @@ template <class Step, int kRows>
 struct Accumulators {
   static constexpr bool kKeep = kRows <= 4;
   const BlockTile& tile;
-  __m512 kept[kKeep ? kRows : 1][2];
+  __m512 kept[std::min(kRows, 4)][2];
 
   FUSEDMOE_INLINE explicit Accumulators(const BlockTile& block) : tile(block) {
     if constexpr (kKeep) {
@@ -455,15 +455,11 @@ FUSEDMOE_INLINE void gemm_blocks(const GemmTile& tile, const Step& step) {
 // bits always have some.
 template <class Step>
 FUSEDMOE_INLINE void gemm_panel(const GemmTile& tile, const Step& step) {
-  if constexpr (std::is_same_v<Step, typename Step::Wide>) {
-    gemm_blocks<Step, false>(tile, step);
-  } else if constexpr (Step::kTwoSegments) {
-    gemm_blocks<Step, true>(tile, step);
-  } else if (tile.segments.layout.k > 0) {
-    gemm_blocks<Step, true>(tile, step);
-  } else {
-    gemm_blocks<Step, false>(tile, step);
+  constexpr bool kChains = !Step::kTwoSegments;
+  if constexpr (!std::is_same_v<Step, typename Step::Wide>) {
+    if (!kChains || tile.segments.layout.k > 0) return gemm_blocks<Step, true>(tile, step);
   }
+  if constexpr (kChains) gemm_blocks<Step, false>(tile, step);
 }
 
 // The 16 x 16 transpose of 32-bit elements: 64 shuffles.
