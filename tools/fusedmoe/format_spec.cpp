@@ -1,5 +1,7 @@
 #include "format_spec.h"
 
+#include <fmt/core.h>
+
 #include <charconv>
 #include <optional>
 #include <vector>
@@ -137,9 +139,9 @@ FormatSpec parse_format(const std::string& text) {
   for (std::size_t i = 1; i < words.size(); ++i) {
     const std::string& word = words[i];
     const auto refuse = [&](const std::string& remedy) {
-      throw Error(ErrorCode::invalid_argument, "--format: expected " + legal_words(*info) +
-                                                   " behind " + info->name + ", got '" + word +
-                                                   "'; " + remedy);
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("--format: expected {} behind {}, got '{}'; {}", legal_words(*info),
+                              info->name, word, remedy));
     };
     if (word == "zp" && info->scales.zero_points) {
       if (spec.zero_points) refuse("say it once");
