@@ -163,6 +163,13 @@ class LayerBuilder {
       found.layout = &layout;
       return;
     }
+    if (found.matches.empty()) {
+      throw Error(ErrorCode::unsupported,
+                  model_.file + ": experts are quantised (" +
+                      std::string(model_.quant.layout->name) +
+                      "), which is not read where one tensor holds all of them, as in family " +
+                      std::string(family_.name));
+    }
     const Match& first = plain.empty() ? found.matches.front() : plain.front();
     for (const Match& match : found.matches) {
       if (match.part == (plain.empty() ? Part::data : Part::plain)) continue;

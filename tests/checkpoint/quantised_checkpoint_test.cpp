@@ -287,6 +287,17 @@ TEST(QuantisedCheckpoint, UnquantisedExpertsNeedAnException) {
   }
 }
 
+// Where one tensor holds all experts, not every layout is known.
+TEST(QuantisedCheckpoint, StacksOfOtherLayouts) {
+  const QuantisedFiles files(
+      R"({"model_type":"llama4","text_config":{"hidden_size":8,"intermediate_size":4,
+          "num_local_experts":2,"num_experts_per_tok":1,"num_hidden_layers":1,"hidden_act":"silu",
+          "moe_layers":[0],"dtype":"bfloat16"},"quantization_config":{"quant_method":"fp8"}})",
+      {{"language_model.model.layers.0.feed_forward.router.weight", {2, 8}}});
+  files.expect_refused(ErrorCode::unsupported,
+                       {"config.json", "fp8 per tensor", "one tensor holds all", "llama4"});
+}
+
 TEST(QuantisedCheckpoint, ZeroPointsAgainstTheConfig) {
   Layout layout = layout_named("ct_int4_asymmetric");
   const std::size_t at = layout.config.find("\"symmetric\":false");

@@ -106,6 +106,41 @@ TEST(Verify, AMismatchIsOneAndNamed) {
   EXPECT_NE(table.output.find("1 not within tolerance:\n"), std::string::npos) << table.output;
 }
 
+// Scales of every expert (u8 exponents) are 2 too low, as a writer with another bias leaves them:
+// the constant ratio is told. Of one matrix alone: that it differs.
+TEST(Verify, B051_AConstantRatioOfWeightsIsTold) {
+  const auto problem = [](const std::vector<std::string>& tensors) {
+    const TestFolder folder;
+    const std::filesystem::path model = folder / "model";
+    std::filesystem::copy(golden("gpt_oss_mxfp4"), model);
+    const std::filesystem::path file = model / "model.safetensors";
+    std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+    std::string bytes = read_file(file);
+    std::uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), 8);
+    const auto header = nlohmann::json::parse(bytes.substr(8, length));
+    for (const std::string& tensor : tensors) {
+      const auto& offsets = header.at("model.layers.0.mlp.experts." + tensor).at("data_offsets");
+      for (std::size_t i = offsets.at(0); i < offsets.at(1); ++i) {
+        char& exponent = bytes[8 + length + i];
+        if (exponent != 0) exponent = static_cast<char>(exponent - 2);  // 0: blocks of zeros
+      }
+    }
+    std::ofstream(file, std::ios::binary) << bytes;
+    const CommandResult result = run_command("verify --json " + model.string());
+    EXPECT_EQ(result.exit_code, 1) << result.errors;
+    for (const nlohmann::json& row : result.rows()) {
+      if (row.at("source") == "golden") return row.value("problem", std::string());
+    }
+    return std::string("no golden");
+  };
+  EXPECT_NE(problem({"gate_up_proj_scales", "down_proj_scales"})
+                .find("all weights are 0.25 times those that the golden was made of"),
+            std::string::npos);
+  EXPECT_NE(problem({"down_proj_scales"}).find("5 of 15 matrices are not those"),
+            std::string::npos);
+}
+
 TEST(VerifyRandom, PassesAndShowsWhatItCovered) {
   const CommandResult result = run_command("verify --random 60 --seed 3");
   EXPECT_EQ(result.exit_code, 0) << result.errors;

@@ -9,6 +9,7 @@
 #include "reference/random_layer.h"
 #include "reference/reference_moe.h"
 #include "verify_routing.h"
+#include "verify_weights.h"
 
 namespace fusedmoe::tool {
 namespace {
@@ -87,6 +88,7 @@ Comparison LayerVerifier::against_golden(const checkpoint::Golden& golden) const
   const RoutingResult routing = check_routing(layer_, golden);
   result.routing = to_string(routing.check);
   if (routing.check == RoutingCheck::mismatch) result.problem = routing.reason;
+  if (result.problem.empty() && !result.pass()) result.problem = weights_hint(layer_, golden);
   return result;
 }
 
