@@ -75,8 +75,8 @@ struct Exponents {
 };
 
 // mxfp4: of values times 2^125 a saturating subtraction takes what the exponent lacks, and zero
-// stays zero: two operations for 32 weights, and the bits of a product. Magnitudes are 2^-1 to 1.5 *
-// 2^2.
+// stays zero: two operations for 32 weights, and the bits of a product. Magnitudes are 2^-1 to 1.5
+// * 2^2.
 struct ScaledNibbles {
   Weights<Code::e2m1> codes;
   Exponents missing;
@@ -101,15 +101,14 @@ struct AddedExponents {
   Exponents added;
 
   FUSEDMOE_INLINE explicit AddedExponents(const std::byte* record)
-      : added(record, 10, 246, [](__m512i exponent) {
-          return _mm512_sub_epi32(exponent, _mm512_set1_epi32(127));
-        }) {}
+      : added(record, 10, 246,
+              [](__m512i exponent) { return _mm512_sub_epi32(exponent, _mm512_set1_epi32(127)); }) {
+  }
   FUSEDMOE_INLINE __m512i scale(__m512bh codes, int half) const {
     const __m512i bits = (__m512i)codes;
     const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff));
-    const __mmask32 number =
-        _mm512_cmplt_epu16_mask(_mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)),
-                                _mm512_set1_epi16(0x7f7f));
+    const __mmask32 number = _mm512_cmplt_epu16_mask(
+        _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)), _mm512_set1_epi16(0x7f7f));
     return _mm512_mask_add_epi16(bits, number, bits, added.of_half[half]);
   }
 };
@@ -277,7 +276,7 @@ void add_scaled_sums(const GemmTile& tile, std::int64_t index, const float* sums
   const float* row_sums = nullptr;
   __m512 offset[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   if (offsets) {
-    row_sums = static_cast<const float*>(tile.sums) + index * ((tile.rows + 15) / 16 * 16) + first;
+    row_sums = static_cast<const float*>(tile.sums) + index * tile.rows + first;
     offset[0] = _mm512_load_ps(values + 32);
     offset[1] = _mm512_load_ps(values + 48);
   }
@@ -296,11 +295,10 @@ void add_scaled_sums(const GemmTile& tile, std::int64_t index, const float* sums
 void sum_tile_rows(const LoadRows& rows) {
   const std::int64_t steps = (rows.k + 31) / 32;
   const std::int64_t segment_steps = rows.segment_k / 32;
-  const std::int64_t padded_rows = (rows.rows + 15) / 16 * 16;
   for (std::int64_t r = 0; r < rows.rows; ++r) {
     const char* row = static_cast<const char*>(rows.to) + (r / 16 * steps * 16 + r % 16) * 64;
     auto* to = static_cast<float*>(rows.sums) + r;
-    for (std::int64_t begin = 0; begin < steps; begin += segment_steps, to += padded_rows) {
+    for (std::int64_t begin = 0; begin < steps; begin += segment_steps, to += rows.rows) {
       __m512 sum = _mm512_setzero_ps();
       for (std::int64_t step = begin; step < std::min(steps, begin + segment_steps); ++step) {
         sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(row + step * 16 * 64),

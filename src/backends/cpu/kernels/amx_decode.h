@@ -25,8 +25,8 @@ using DecodeSteps = void (*)(const GemmTile& tile, std::int64_t begin, std::int6
 DecodeSteps decode_steps(Code code) noexcept;
 
 // Whether sums are scaled instead of weights. To scale a weight takes 8 operations for 32 of them;
-// a sum's way out of its tile costs as much as a few steps of tiles do, so that segments of one step
-// would not pay. fp8 in blocks is scaled by its tables, for nothing.
+// a sum's way out of its tile costs as much as a few steps of tiles do, so that segments of one
+// step would not pay. fp8 in blocks is scaled by its tables, for nothing.
 FUSEDMOE_INLINE bool sums_are_scaled(const SegmentLayout& layout) {
   return layout.k > 0 && layout.k % 64 == 0 && !layout.per_half;
 }
@@ -38,7 +38,7 @@ using AddScaled = void (*)(const GemmTile& tile, std::int64_t index, const float
 void add_scaled_sums(const GemmTile& tile, std::int64_t index, const float* sums, int first,
                      int rows);
 
-// Sums of the inputs of each segment, [segments][rows padded to 16], of rows that lie in tiles.
+// Sums of the inputs of each segment, [segments][rows], of rows that lie in tiles.
 void sum_tile_rows(const LoadRows& rows);
 
 }  // namespace fusedmoe::cpu

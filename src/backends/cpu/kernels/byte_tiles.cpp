@@ -21,14 +21,13 @@ constexpr std::int64_t kCodesAhead = 2048;
 void load_byte_tiles(const LoadRows& rows) {
   const ByteRows bytes(rows);
   const std::int64_t steps = (rows.k + kStepK - 1) / kStepK;
-  const std::int64_t padded_rows = (rows.rows + kTileRows - 1) / kTileRows * kTileRows;
   // A multiple of a step: kernel_choice.cpp.
   const std::int64_t segment_steps = std::max<std::int64_t>(rows.segment_k / kStepK, 1);
   for (int r = 0; r < rows.rows; ++r) {
     char* to =
         static_cast<char*>(rows.to) + (r / kTileRows * steps * kTileRows + r % kTileRows) * kStepK;
     auto* sums = static_cast<std::int32_t*>(rows.sums) + r;
-    for (std::int64_t begin = 0; begin < steps; begin += segment_steps, sums += padded_rows) {
+    for (std::int64_t begin = 0; begin < steps; begin += segment_steps, sums += rows.rows) {
       __m512i sum = _mm512_setzero_si512();
       for (std::int64_t step = begin; step < std::min(steps, begin + segment_steps); ++step) {
         const std::int64_t k = step * kStepK;
@@ -41,8 +40,8 @@ void load_byte_tiles(const LoadRows& rows) {
   }
 }
 
-void decode_nibble_bytes(const GemmTile& tile, std::int64_t begin, std::int64_t count,
-                         DecodeState&, void* to) {
+void decode_nibble_bytes(const GemmTile& tile, std::int64_t begin, std::int64_t count, DecodeState&,
+                         void* to) {
   const bool centre = tile.segments.layout.offset == SegmentLayout::Offset::centre;
   const __m512i less = _mm512_set1_epi8(centre ? 8 : 0);
   const __m512i mask = _mm512_set1_epi8(15);
@@ -69,8 +68,7 @@ void add_scaled_integers(const GemmTile& tile, std::int64_t index, const float* 
   const std::int32_t* row_sums = nullptr;
   __m512 offset[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   if (offsets) {
-    const std::int64_t padded_rows = (tile.rows + kTileRows - 1) / kTileRows * kTileRows;
-    row_sums = static_cast<const std::int32_t*>(tile.sums) + index * padded_rows + first;
+    row_sums = static_cast<const std::int32_t*>(tile.sums) + index * tile.rows + first;
     offset[0] = _mm512_load_ps(values + 32);
     offset[1] = _mm512_load_ps(values + 48);
   }

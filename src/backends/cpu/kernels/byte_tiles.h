@@ -1,5 +1,5 @@
-// What AMX-INT8 kernels do with vectors: rows into tiles, codes of four bits into bytes, sums out of
-// tiles.
+// What AMX-INT8 kernels do with vectors: rows into tiles, codes of four bits into bytes, sums out
+// of tiles.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace fusedmoe::cpu {
 
 // Rows as signed bytes, tile after tile: [blocks of 16 rows][steps of 64 k][16][64]. With the sums
-// of their segments, [segments][rows padded to 16].
+// of their segments.
 void load_byte_tiles(const LoadRows& rows);
 // Codes of four bits as signed bytes, [16][32][4] for each step of 64 k: less 8 where they are
 // centred. A DecodeSteps.
