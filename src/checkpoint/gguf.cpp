@@ -204,7 +204,18 @@ GgufContent parse_gguf(std::span<const std::byte> bytes, std::string_view file) 
 }
 
 GgufFile::GgufFile(const std::filesystem::path& path)
-    : file_(path), content_(parse_gguf(file_.bytes(), file_.path())) {
+    : file_(std::in_place, path),
+      location_(file_->path()),
+      content_(parse_gguf(file_->bytes(), location_)) {
+  index_names();
+}
+
+GgufFile::GgufFile(std::span<const std::byte> bytes, std::string location)
+    : location_(std::move(location)), content_(parse_gguf(bytes, location_)) {
+  index_names();
+}
+
+void GgufFile::index_names() {
   by_name_.reserve(content_.tensors.size());
   for (const Tensor& tensor : content_.tensors) by_name_.emplace(tensor.name, &tensor);
 }

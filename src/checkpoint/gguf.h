@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,8 +35,10 @@ class GgufFile final : public TensorSource {
  public:
   // Throws as parse_gguf.
   explicit GgufFile(const std::filesystem::path& path);
+  // A file in memory that outlives this object; `location` is its name in messages.
+  GgufFile(std::span<const std::byte> bytes, std::string location);
 
-  const std::string& location() const noexcept override { return file_.path(); }
+  const std::string& location() const noexcept override { return location_; }
   std::vector<std::string_view> names() const override;
   const Tensor* find(std::string_view name) override;
 
@@ -43,7 +46,10 @@ class GgufFile final : public TensorSource {
   const JsonValue& metadata() const noexcept { return content_.metadata; }
 
  private:
-  MappedFile file_;
+  void index_names();
+
+  std::optional<MappedFile> file_;
+  std::string location_;
   GgufContent content_;
   std::unordered_map<std::string_view, const Tensor*> by_name_;
 };

@@ -27,7 +27,9 @@ TEST(Cases_AR, B141_EveryLimitGivesRightValuesAndIsReported) {
           FusedMoe::create(config, weights.view(), with_isa(by_environment ? "" : isa));
       ::setenv("FUSEDMOE_ISA", saved.c_str(), 1);  // empty is as if unset
       // Sets without a kernel of their own for bf16 take those below.
-      const std::string kernels = isa == "avx512_vnni" ? "avx512" : isa;
+      const std::string kernels = isa == "avx512_vnni" ? "avx512"
+                                  : isa == "amx_int8"  ? "amx_bf16"
+                                                       : isa;
       EXPECT_TRUE(says(plan.describe(), {"instruction set " + isa, "gemm1: gemm_" + kernels,
                                          "gemm2: gemm_" + kernels}));
       // What is above it is not chosen, and the text says why.

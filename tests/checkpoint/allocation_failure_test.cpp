@@ -122,7 +122,9 @@ TEST_P(AllocationFailure, WhileListingAndReadingGoldens) {
 
 INSTANTIATE_TEST_SUITE_P(Golden, AllocationFailure,
                          testing::Values("mixtral_bf16", "gpt_oss_bf16", "qwen3_moe_bf16_shards",
-                                         "dbrx_bf16", "nemotron_h_relu2_bf16"));
+                                         "dbrx_bf16", "nemotron_h_relu2_bf16", "gptq_int4",
+                                         "ct_int4_group128_asym", "modelopt_nvfp4", "gpt_oss_mxfp4",
+                                         "gguf_q4_0_fused", "gguf_mxfp4"));
 
 // The message of an error needs memory too.
 TEST(AllocationFailureOfErrors, WhileRefusing) {

@@ -33,7 +33,7 @@ class GuardedBuffer {
     if (bytes > 0) std::memset(data_, static_cast<int>(fill), static_cast<std::size_t>(bytes));
   }
   GuardedBuffer(const void* from, std::int64_t bytes, Side side) : GuardedBuffer(bytes, side) {
-    std::memcpy(data_, from, static_cast<std::size_t>(bytes));
+    if (bytes > 0) std::memcpy(data_, from, static_cast<std::size_t>(bytes));
   }
   GuardedBuffer(const GuardedBuffer&) = delete;
   GuardedBuffer& operator=(const GuardedBuffer&) = delete;

@@ -43,6 +43,7 @@ FUSEDMOE_INLINE RowScale row_scale(const void* row, DType dtype, std::int64_t ro
 FUSEDMOE_INLINE std::int8_t quantise(float x, float inverse) {
   // The magic number 1.5 * 2^23 rounds to nearest even; |x * inverse| <= 127.
   const float rounded = (x * inverse + 12582912.0F) - 12582912.0F;
+  if (!(std::fabs(rounded) <= 127.0F)) return 0;  // of a row whose scale is NaN
   return static_cast<std::int8_t>(rounded);
 }
 
