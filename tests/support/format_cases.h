@@ -111,8 +111,9 @@ inline std::vector<FormatCase> cases_of(const FormatInfo& format, bool every_typ
     if (every_type) add("group_transposed", scales);
     if (every_type && format.scales.any_order) add("group_kn", scales, kn);
     scales.transposed = false;
-    if (format.scales.group_size == 0) {  // the shortest, the longest in one segment, beyond it
-      for (const std::int64_t size : {4, 256, 300}) {
+    if (format.scales.group_size ==
+        0) {  // the shortest, of few steps of AMX, the longest, beyond it
+      for (const std::int64_t size : {4, 64, 192, 256, 300}) {
         scales.group_size = size;
         if (every_type) {
           add("group" + std::to_string(size), scales,

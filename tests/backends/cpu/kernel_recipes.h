@@ -126,7 +126,8 @@ inline std::optional<std::vector<float>> by_recipe(const std::string& recipe, co
                      recipe == "integer sums per group, then fp32 multiply and add" ||
                      recipe == "vpdpbusd, sums scaled per group or 2048 k, fp32 fused" ||
                      recipe == "vpdpbusd, sums scaled per group, fp32 fused" ||
-                     recipe == "tdpbssd, sums scaled per group or 2048 k, fp32 fused";
+                     recipe == "tdpbssd, sums scaled per group or 2048 k, fp32 fused" ||
+                     recipe == "tdpbssd, sums scaled per group, fp32 fused";
   if (!known) {
     EXPECT_TRUE(recipe.rfind("vdpbf16ps, k pairs ascending", 0) == 0 ||
                 recipe.rfind("tdpbf16ps, steps of 32 k ascending", 0) == 0)

@@ -218,11 +218,13 @@ TEST_P(LoadRowsTest, SumsOfSegments) {
   if (!blocked && !GetParam().integers()) {
     GTEST_SKIP() << "its kernels apply offsets to weights, not to sums";
   }
-  if (GetParam().gemm.isa >= CpuIsa::amx_bf16) GTEST_SKIP() << "no kernel that needs sums";
+  const bool tiles = GetParam().gemm.isa >= CpuIsa::amx_bf16;
   for (const DType dtype : dtypes()) {
     for (const std::int64_t k : {1, 3, 4, 31, 64, 131, 300}) {
       for (const std::int64_t k0 : {0, 32}) {
-        for (const std::int64_t segment_k : {4, 16, 32, 100, 256}) {
+        for (const std::int64_t segment_k : {4, 16, 32, 64, 100, 192, 256}) {
+          // Offsets of shorter segments are in the weights (amx_decode.h).
+          if (tiles && (segment_k % 64 != 0 || k0 % segment_k != 0)) continue;
           for (const int rows : {1, 2, 5, 12, 13, 40}) {
             const std::int64_t row_k = k0 + k;
             const std::vector<float> values = numbers(rows * row_k, 8, dtype);

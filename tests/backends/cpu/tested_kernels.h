@@ -37,10 +37,16 @@ template <Code kCode>
 void gemm_on_model(const GemmTile& tile) {
   gemm_bf16_tiles<AmxModel>(tile, decode_steps(kCode));
 }
-inline void gemm_on_byte_model(const GemmTile& tile) { gemm_byte_tiles<AmxByteModel>(tile); }
+template <Code kCode>
+void gemm_on_byte_model(const GemmTile& tile) {
+  gemm_byte_tiles<AmxByteModel>(tile, kCode == Code::u4 ? &decode_nibble_bytes : nullptr);
+}
 
 inline GemmFunction model_of(const GemmKernel& kernel) {
-  if (kernel.isa == CpuIsa::amx_int8) return &gemm_on_byte_model;
+  if (kernel.isa == CpuIsa::amx_int8) {
+    return code_of(kernel.format) == Code::u4 ? &gemm_on_byte_model<Code::u4>
+                                              : &gemm_on_byte_model<Code::s8>;
+  }
   switch (code_of(kernel.format)) {
     case Code::s8:
       return &gemm_on_model<Code::s8>;

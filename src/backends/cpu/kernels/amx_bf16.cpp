@@ -14,6 +14,10 @@ namespace fusedmoe::cpu {
   }
 #include "backends/cpu/kernels/kernels.inc"
 
-void load_rows_amx_bf16_bf16(const LoadRows& rows) { load_tile_rows(rows); }
+void load_rows_amx_bf16_bf16(const LoadRows& rows) {
+  load_tile_rows(rows);
+  // Shorter segments have their offsets in the weights.
+  if (rows.segment_k > 0 && rows.segment_k % 64 == 0) sum_tile_rows(rows);
+}
 
 }  // namespace fusedmoe::cpu

@@ -33,33 +33,6 @@ FUSEDMOE_INLINE __m512i scaled(__m512bh codes, __m512 scale, __m512 offset) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kPairs), both);
 }
 
-// A power of two as a difference of exponents, where no weight of e2m1 leaves the normal numbers:
-// one test and one addition for 32 weights instead of nine operations, and the same bits.
-struct PowersOfTwo {
-  __m512i exponent[2];
-  bool exact;
-
-  FUSEDMOE_INLINE explicit PowersOfTwo(const std::byte* record) {
-    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(record));
-    // Smallest and largest magnitudes: 0.5 and 6, 2^-1 and 1.5 * 2^2.
-    const __m256i low = _mm256_max_epu8(codes, _mm256_set1_epi8(2));
-    const __m256i both = _mm256_min_epu8(low, _mm256_set1_epi8(static_cast<char>(252)));
-    exact = _mm256_testc_si256(_mm256_cmpeq_epi8(both, codes), _mm256_set1_epi8(-1)) != 0;
-    const auto shifted = [](__m128i half) {
-      const __m512i bias = _mm512_sub_epi32(_mm512_cvtepu8_epi32(half), _mm512_set1_epi32(127));
-      const __m512i word = _mm512_slli_epi32(bias, 7);
-      return _mm512_mask_blend_epi16(0xaaaaaaaaU, word, _mm512_slli_epi32(word, 16));
-    };
-    exponent[0] = shifted(_mm256_castsi256_si128(codes));
-    exponent[1] = shifted(_mm256_extracti128_si256(codes, 1));
-  }
-  FUSEDMOE_INLINE __m512i times(__m512bh codes, int half) const {
-    const __m512i bits = (__m512i)codes;
-    const __mmask32 nonzero = _mm512_test_epi16_mask(bits, _mm512_set1_epi16(0x7fff));
-    return _mm512_mask_add_epi16(bits, nonzero, bits, exponent[half]);
-  }
-};
-
 // Codes of a line as vectors of bf16.
 template <Code kCode>
 struct Weights {
@@ -77,6 +50,67 @@ template <Code kCode>
 requires(bits_of(kCode) == 4) struct Weights<kCode> : NibbleWeights {
   static constexpr int kLineUnits = 2;
   explicit Weights(SegmentLayout::Offset offset) : NibbleWeights(nibble_values<kCode>(offset)) {}
+};
+
+// A segment's e8m0 scales for both halves of a panel, as exponents of bf16 in both words of a lane;
+// exact: all of them are in [least, most], where no weight leaves the normal numbers.
+struct Exponents {
+  __m512i of_half[2];
+  bool exact;
+
+  // of: what an exponent becomes.
+  template <class F>
+  FUSEDMOE_INLINE Exponents(const std::byte* record, int least, int most, const F& of) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(record));
+    const __m256i low = _mm256_max_epu8(codes, _mm256_set1_epi8(static_cast<char>(least)));
+    const __m256i both = _mm256_min_epu8(low, _mm256_set1_epi8(static_cast<char>(most)));
+    exact = _mm256_testc_si256(_mm256_cmpeq_epi8(both, codes), _mm256_set1_epi8(-1)) != 0;
+    const auto words = [&](__m128i half) {
+      const __m512i word = _mm512_slli_epi32(of(_mm512_cvtepu8_epi32(half)), 7);
+      return _mm512_mask_blend_epi16(0xaaaaaaaaU, word, _mm512_slli_epi32(word, 16));
+    };
+    of_half[0] = words(_mm256_castsi256_si128(codes));
+    of_half[1] = words(_mm256_extracti128_si256(codes, 1));
+  }
+};
+
+// mxfp4: of values times 2^125 a saturating subtraction takes what the exponent lacks, and zero
+// stays zero: two operations for 32 weights, and the bits of a product. Magnitudes are 2^-1 to 1.5
+// * 2^2.
+struct ScaledNibbles {
+  Weights<Code::e2m1> codes;
+  Exponents missing;
+
+  FUSEDMOE_INLINE explicit ScaledNibbles(const std::byte* record)
+      : codes(SegmentLayout::Offset::none), missing(record, 2, 252, [](__m512i exponent) {
+          return _mm512_sub_epi32(_mm512_set1_epi32(252), exponent);
+        }) {
+    const __m512 exact = _mm512_loadu_ps(kE2m1Values.data());
+    const __mmask16 nonzero = _mm512_cmp_ps_mask(exact, _mm512_setzero_ps(), _CMP_NEQ_OQ);
+    const __m512 large = _mm512_maskz_mul_ps(nonzero, exact, _mm512_set1_ps(0x1p125F));
+    codes.values = _mm512_broadcast_i64x4(
+        _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(large), 16)));
+  }
+  FUSEDMOE_INLINE __m512i scale(__m512bh w, int half) const {
+    return _mm512_subs_epu16((__m512i)w, missing.of_half[half]);
+  }
+};
+
+// mxfp8: an exponent is added to all but zeros and NaN. Magnitudes are 2^-9 to 1.75 * 2^8.
+struct AddedExponents {
+  Exponents added;
+
+  FUSEDMOE_INLINE explicit AddedExponents(const std::byte* record)
+      : added(record, 10, 246,
+              [](__m512i exponent) { return _mm512_sub_epi32(exponent, _mm512_set1_epi32(127)); }) {
+  }
+  FUSEDMOE_INLINE __m512i scale(__m512bh codes, int half) const {
+    const __m512i bits = (__m512i)codes;
+    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi16(0x7fff));
+    const __mmask32 number = _mm512_cmplt_epu16_mask(
+        _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)), _mm512_set1_epi16(0x7f7f));
+    return _mm512_mask_add_epi16(bits, number, bits, added.of_half[half]);
+  }
 };
 
 // Units [begin, end) of a piece; finish(vector, half) scales.
@@ -160,7 +194,7 @@ void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, D
   // Units that hold k, in whole lines; the others are zeros.
   const std::int64_t end = std::min(last, (tile.k + 3) / 4 * 2);
   std::int64_t unit = first;
-  if (layout.k == 0) {
+  if (layout.k == 0 || sums_are_scaled(layout)) {
     decode_units(codes, panel, first, end, out, [](__m512bh w, int) { return (__m512i)w; });
     unit = std::max(first, end);
   }
@@ -173,12 +207,23 @@ void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, D
     char* at = out + (unit - first) * kUnitBytes;
     const std::int64_t from = unit;
     unit = until;
+    const std::byte* record = tile.segments.records + segment * layout.record_bytes();
     if constexpr (kCode == Code::e2m1) {
       if (layout.scale == SegmentLayout::Scale::e8m0) {
-        const PowersOfTwo powers(tile.segments.records + segment * layout.record_bytes());
-        if (powers.exact) {
+        const ScaledNibbles nibbles(record);
+        if (nibbles.missing.exact) {
+          decode_units(nibbles.codes, panel, from, until, at,
+                       [&](__m512bh w, int half) { return nibbles.scale(w, half); });
+          continue;
+        }
+      }
+    }
+    if constexpr (kCode == Code::e4m3) {
+      if (layout.scale == SegmentLayout::Scale::e8m0) {
+        const AddedExponents exponents(record);
+        if (exponents.added.exact) {
           decode_units(codes, panel, from, until, at,
-                       [&](__m512bh w, int half) { return powers.times(w, half); });
+                       [&](__m512bh w, int half) { return exponents.scale(w, half); });
           continue;
         }
       }
@@ -219,6 +264,50 @@ void decode(const GemmTile& tile, std::int64_t begin_step, std::int64_t count, D
 }
 
 }  // namespace
+
+void add_scaled_sums(const GemmTile& tile, std::int64_t index, const float* sums, int first,
+                     int rows) {
+  SegmentScales scales;
+  scales.load(tile.segments, index, 1);
+  const float* values = scales.data();
+  const __m512 scale[2] = {_mm512_load_ps(values), _mm512_load_ps(values + 16)};
+  const bool start = tile.first && index == 0;
+  const bool offsets = tile.segments.layout.has_offsets();
+  const float* row_sums = nullptr;
+  __m512 offset[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+  if (offsets) {
+    row_sums = static_cast<const float*>(tile.sums) + index * tile.rows + first;
+    offset[0] = _mm512_load_ps(values + 32);
+    offset[1] = _mm512_load_ps(values + 48);
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (int half = 0; half < 2; ++half) {
+      float* out = tile.accumulators + (first + r) * kPanelOutputs + half * 16;
+      const __m512 sum = _mm512_loadu_ps(sums + r * kPanelOutputs + half * 16);
+      __m512 value = start ? _mm512_mul_ps(sum, scale[half])
+                           : _mm512_fmadd_ps(sum, scale[half], _mm512_loadu_ps(out));
+      if (offsets) value = _mm512_fmadd_ps(_mm512_set1_ps(row_sums[r]), offset[half], value);
+      _mm512_storeu_ps(out, value);
+    }
+  }
+}
+
+void sum_tile_rows(const LoadRows& rows) {
+  const std::int64_t steps = (rows.k + 31) / 32;
+  const std::int64_t segment_steps = rows.segment_k / 32;
+  for (std::int64_t r = 0; r < rows.rows; ++r) {
+    const char* row = static_cast<const char*>(rows.to) + (r / 16 * steps * 16 + r % 16) * 64;
+    auto* to = static_cast<float*>(rows.sums) + r;
+    for (std::int64_t begin = 0; begin < steps; begin += segment_steps, to += rows.rows) {
+      __m512 sum = _mm512_setzero_ps();
+      for (std::int64_t step = begin; step < std::min(steps, begin + segment_steps); ++step) {
+        sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(row + step * 16 * 64),
+                               (__m512bh)_mm512_set1_epi16(0x3f80));
+      }
+      *to = _mm512_reduce_add_ps(sum);
+    }
+  }
+}
 
 DecodeSteps decode_steps(Code code) noexcept {
   switch (code) {

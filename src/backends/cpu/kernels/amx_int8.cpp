@@ -6,7 +6,10 @@
 #include "backends/cpu/kernels/declarations.h"
 
 namespace fusedmoe::cpu {
-void gemm_a8_amx_int8_int8(const GemmTile& tile) { gemm_byte_tiles<ByteTiles>(tile); }
+void gemm_a8_amx_int8_int8(const GemmTile& tile) { gemm_byte_tiles<ByteTiles>(tile, nullptr); }
+void gemm_a8_amx_int8_int4(const GemmTile& tile) {
+  gemm_byte_tiles<ByteTiles>(tile, &decode_nibble_bytes);
+}
 void load_rows_amx_int8_i8(const LoadRows& rows) { load_byte_tiles(rows); }
 
 }  // namespace fusedmoe::cpu

@@ -20,8 +20,9 @@ inline constexpr int kTileRows = 16;
 inline constexpr std::int64_t kStepK = 32;        // k of one tile
 inline constexpr std::int64_t kStepBytes = 2048;  // of a panel: two tiles of weights
 inline constexpr std::int64_t kSumsStride = kPanelOutputs * sizeof(float);
-// Steps that wait between decoding and multiplying where few rows pass.
-inline constexpr std::int64_t kRingSteps = 4;
+// Steps that are decoded at once where few rows pass, while tiles multiply as many before them.
+inline constexpr std::int64_t kChunkSteps = 2;
+inline constexpr std::int64_t kRingSteps = 2 * kChunkSteps;
 // Steps of a panel that stay in L1 (16 KiB) while many rows pass.
 inline constexpr std::int64_t kPartSteps = 8;
 // Bytes ahead in the stream of panels, to L1, for rows that pass once: 0.5 to 2 KiB are the same,
@@ -132,14 +133,18 @@ FUSEDMOE_INLINE void gemm_few(const GemmTile& tile, const Steps& of, DecodeSteps
                               kStepBytes / 64};
     add_steps<Tiles, kTwo, 3>(a, a_second, panel, steps, ahead);
   } else {
-    // A step ahead of its products: vectors decode while tiles multiply.
+    // Ahead of its products: vectors decode while tiles multiply.
     alignas(64) char ring[kRingSteps][kStepBytes];
     DecodeState state;
-    decode(tile, 0, 1, state, ring[0]);
-    for (std::int64_t step = 0; step < steps; ++step) {
-      if (step + 1 < steps) decode(tile, step + 1, 1, state, ring[(step + 1) % kRingSteps]);
+    decode(tile, 0, std::min(kChunkSteps, steps), state, ring[0]);
+    for (std::int64_t step = 0; step < steps; step += kChunkSteps) {
+      const std::int64_t next = step + kChunkSteps;
+      if (next < steps) {
+        decode(tile, next, std::min(kChunkSteps, steps - next), state, ring[next % kRingSteps]);
+      }
       const std::int64_t at = step * kTileBytes;
-      add_steps<Tiles, kTwo, 3>(a + at, a_second + at, ring[step % kRingSteps], 1, {});
+      add_steps<Tiles, kTwo, 3>(a + at, a_second + at, ring[step % kRingSteps],
+                                std::min(kChunkSteps, steps - step), {});
     }
   }
   store_sums<Tiles, kTwo>(tile.accumulators);
@@ -190,6 +195,109 @@ FUSEDMOE_INLINE void gemm_many(const GemmTile& tile, const Steps& of, DecodeStep
   }
 }
 
+// Sums that are scaled when their segment ends: they leave their tiles, and are scaled while tiles
+// multiply for the next segment.
+template <class Tiles>
+class ScaledSums {
+ public:
+  ScaledSums(const GemmTile& tile, AddScaled add) : tile_(tile), add_(add) {}
+
+  // Ends segment `index` of rows [first, ...) of one or two blocks.
+  template <bool kTwo>
+  FUSEDMOE_INLINE void end(std::int64_t index, int first) {
+    const int at = 1 - at_;
+    store_sums<Tiles, kTwo>(sums_[at]);
+    flush();
+    at_ = at;
+    index_ = index;
+    first_ = first;
+  }
+  FUSEDMOE_INLINE void flush() const {
+    if (index_ < 0) return;
+    add_(tile_, index_, sums_[at_], first_, std::min(2 * kTileRows, tile_.rows - first_));
+  }
+
+ private:
+  const GemmTile& tile_;
+  AddScaled add_;
+  int at_ = 0;
+  std::int64_t index_ = -1;
+  int first_ = 0;
+  alignas(64) float sums_[2][2 * kTileRows * kPanelOutputs];
+};
+
+// As gemm_few, with segments of some whole steps each.
+template <class Tiles, bool kTwo>
+FUSEDMOE_INLINE void scaled_few(const GemmTile& tile, std::int64_t steps,
+                                std::int64_t segment_steps, DecodeSteps decode, AddScaled add) {
+  const auto* a = static_cast<const char*>(tile.a);
+  const auto* panel = static_cast<const char*>(tile.panel);
+  const char* a_second = a + steps * kTileBytes;
+  const std::int64_t chunk = segment_steps % kChunkSteps == 0 ? kChunkSteps : 1;
+  ScaledSums<Tiles> sums(tile, add);
+  alignas(64) char ring[kRingSteps][kStepBytes];
+  DecodeState state;
+  if (decode != nullptr) decode(tile, 0, std::min(chunk, steps), state, ring[0]);
+  for (std::int64_t step = 0; step < steps; step += chunk) {
+    const std::int64_t next = step + chunk;
+    const char* weights = panel + step * kStepBytes;
+    StepsAhead ahead = {weights + kTileAhead, weights + kTileAhead, chunk, kStepBytes / 64};
+    if (decode != nullptr) {
+      weights = ring[step % kRingSteps];
+      ahead = {};
+      if (next < steps) {
+        decode(tile, next, std::min(chunk, steps - next), state, ring[next % kRingSteps]);
+      }
+    }
+    if (step % segment_steps == 0) load_sums<Tiles, kTwo>(nullptr, true);
+    const std::int64_t at = step * kTileBytes;
+    add_steps<Tiles, kTwo, 3>(a + at, a_second + at, weights, std::min(chunk, steps - step), ahead);
+    if (next % segment_steps == 0 || next >= steps) {
+      sums.template end<kTwo>(step / segment_steps, 0);
+    }
+  }
+  sums.flush();
+}
+
+// As gemm_many, part after part of whole segments.
+template <class Tiles>
+FUSEDMOE_INLINE void scaled_many(const GemmTile& tile, std::int64_t steps,
+                                 std::int64_t segment_steps, DecodeSteps decode, AddScaled add) {
+  const auto* a = static_cast<const char*>(tile.a);
+  const auto* panel = static_cast<const char*>(tile.panel);
+  const std::int64_t part = kPartSteps / segment_steps * segment_steps;
+  ScaledSums<Tiles> sums(tile, add);
+  alignas(64) char decoded[kPartSteps * kStepBytes];
+  DecodeState state;
+  for (std::int64_t begin = 0; begin < steps; begin += part) {
+    const std::int64_t end = std::min(steps, begin + part);
+    const char* weights = panel + begin * kStepBytes;
+    if (decode != nullptr) {
+      decode(tile, begin, end - begin, state, decoded);
+      weights = decoded;
+    }
+    for (int first = 0; first < tile.rows; first += 2 * kTileRows) {
+      const char* rows = a + first / kTileRows * steps * kTileBytes;
+      const char* rows_second = rows + steps * kTileBytes;
+      const auto run = [&]<bool kTwo>() {
+        for (std::int64_t step = begin; step < end; step += segment_steps) {
+          load_sums<Tiles, kTwo>(nullptr, true);
+          add_steps<Tiles, kTwo, 2>(rows + step * kTileBytes, rows_second + step * kTileBytes,
+                                    weights + (step - begin) * kStepBytes,
+                                    std::min(segment_steps, end - step), {});
+          sums.template end<kTwo>(step / segment_steps, first);
+        }
+      };
+      if (tile.rows - first > kTileRows) {
+        run.template operator()<true>();
+      } else {
+        run.template operator()<false>();
+      }
+    }
+  }
+  sums.flush();
+}
+
 // decode: null for weights that lie in the panel as tiles read them.
 template <class Tiles>
 FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile, const Steps& steps, DecodeSteps decode) {
@@ -204,9 +312,29 @@ FUSEDMOE_INLINE void gemm_tiles(const GemmTile& tile, const Steps& steps, Decode
   Tiles::release();
 }
 
+// step_k: of one step. Segments have at most kPartSteps whole steps each.
+template <class Tiles>
+FUSEDMOE_INLINE void gemm_scaled_tiles(const GemmTile& tile, std::int64_t step_k,
+                                       DecodeSteps decode, AddScaled add) {
+  const std::int64_t steps = (tile.k + step_k - 1) / step_k;
+  const std::int64_t segment_steps = tile.segments.layout.k / step_k;
+  Tiles::configure(std::min(tile.rows, kTileRows));
+  if (tile.rows <= kTileRows) {
+    scaled_few<Tiles, false>(tile, steps, segment_steps, decode, add);
+  } else if (tile.rows <= 2 * kTileRows) {
+    scaled_few<Tiles, true>(tile, steps, segment_steps, decode, add);
+  } else {
+    scaled_many<Tiles>(tile, steps, segment_steps, decode, add);
+  }
+  Tiles::release();
+}
+
 // A whole piece in steps of 32 k.
 template <class Tiles>
 FUSEDMOE_INLINE void gemm_bf16_tiles(const GemmTile& tile, DecodeSteps decode) {
+  if (sums_are_scaled(tile.segments.layout)) {
+    return gemm_scaled_tiles<Tiles>(tile, kStepK, decode, &add_scaled_sums);
+  }
   const std::int64_t steps = (tile.k + kStepK - 1) / kStepK;
   gemm_tiles<Tiles>(tile, {0, steps, steps}, decode);
 }

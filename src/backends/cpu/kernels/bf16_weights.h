@@ -56,13 +56,17 @@ FUSEDMOE_INLINE void widen_fp8(const ByteTables& tables, const char* line, __m51
   w[1] = (__m512bh)_mm512_unpackhi_epi8(low, high);
 }
 
+// Of int8, magnitude and sign; -128 has a magnitude of eight bits.
 FUSEDMOE_INLINE void widen_s8(const char* line, __m512bh (&w)[2]) {
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
   const __m512i codes = _mm512_loadu_si512(line);
-  const __mmask64 negative = _mm512_movepi8_mask(codes);
-  const __m512i low = _mm512_mask_mov_epi8(lookup(kS8.low.data(), codes), negative,
-                                           lookup(kS8.low.data() + 128, codes));
-  const __m512i high = _mm512_mask_mov_epi8(lookup(kS8.high.data(), codes), negative,
-                                            lookup(kS8.high.data() + 128, codes));
+  const __m512i magnitude = _mm512_abs_epi8(codes);
+  const __m512i low = lookup(kS8.low.data(), magnitude);
+  const __m512i positive = lookup(kS8.high.data(), magnitude);
+  const __m512i high = _mm512_mask_mov_epi8(
+      _mm512_ternarylogic_epi32(positive, codes, sign, 0xf8),  // positive | (codes & sign)
+      _mm512_cmpeq_epi8_mask(codes, sign),
+      _mm512_set1_epi8(static_cast<char>(bf16_bits(-128.0F) >> 8)));
   w[0] = (__m512bh)_mm512_unpacklo_epi8(low, high);
   w[1] = (__m512bh)_mm512_unpackhi_epi8(low, high);
 }
@@ -71,9 +75,8 @@ FUSEDMOE_INLINE void widen_s8(const char* line, __m512bh (&w)[2]) {
 struct NibbleWeights {
   __m512i values;  // twice: the shuffle looks at five bits
   FUSEDMOE_INLINE explicit NibbleWeights(const std::array<float, 16>& of_codes) {
-    alignas(64) std::array<std::uint16_t, 32> table;
-    for (std::size_t i = 0; i < 32; ++i) table[i] = bf16_bits(of_codes[i % 16]);
-    values = _mm512_load_si512(table.data());
+    const __m512i bits = _mm512_castps_si512(_mm512_loadu_ps(of_codes.data()));
+    values = _mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
   }
   FUSEDMOE_INLINE void widen(const char* line, int i, __m512bh (&w)[2]) const {
     const __m512i lanes = _mm512_loadu_si512(line);

@@ -89,7 +89,7 @@ struct LoadRows {
   // Only where products of codes need them (a8, and offsets of segments):
   std::int64_t row_k = 0;      // of whole rows, which a8 takes its scales from
   std::int64_t segment_k = 0;  // sums of the inputs of every segment, ...
-  void* sums = nullptr;        // ... [segments][GemmInputs::padded_rows(rows)], f32 or i32
+  void* sums = nullptr;        // ... [segments][rows], f32 or i32
   float* scales = nullptr;     // [rows], a8: what the integers stand for
 };
 
