@@ -66,18 +66,26 @@ struct StepsAhead {
 
 // Sums of one or two blocks of 16 rows by 32 outputs, in tiles 0 to 3.
 template <class Tiles, bool kTwo>
-FUSEDMOE_INLINE void load_sums(const float* sums, bool first) {
+FUSEDMOE_INLINE void zero_sums() {
+  Tiles::template zero<0>();
+  Tiles::template zero<1>();
+  if constexpr (kTwo) Tiles::template zero<2>();
+  if constexpr (kTwo) Tiles::template zero<3>();
+}
+template <class Tiles, bool kTwo>
+FUSEDMOE_INLINE void load_sums(const float* sums) {
   const float* second = sums + kTileRows * kPanelOutputs;
+  Tiles::template load<0>(sums, kSumsStride);
+  Tiles::template load<1>(sums + 16, kSumsStride);
+  if constexpr (kTwo) Tiles::template load<2>(second, kSumsStride);
+  if constexpr (kTwo) Tiles::template load<3>(second + 16, kSumsStride);
+}
+template <class Tiles, bool kTwo>
+FUSEDMOE_INLINE void begin_sums(const float* sums, bool first) {
   if (first) {
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    if constexpr (kTwo) Tiles::template zero<2>();
-    if constexpr (kTwo) Tiles::template zero<3>();
+    zero_sums<Tiles, kTwo>();
   } else {
-    Tiles::template load<0>(sums, kSumsStride);
-    Tiles::template load<1>(sums + 16, kSumsStride);
-    if constexpr (kTwo) Tiles::template load<2>(second, kSumsStride);
-    if constexpr (kTwo) Tiles::template load<3>(second + 16, kSumsStride);
+    load_sums<Tiles, kTwo>(sums);
   }
 }
 template <class Tiles, bool kTwo>
@@ -124,7 +132,7 @@ FUSEDMOE_INLINE void gemm_few(const GemmTile& tile, const Steps& of, DecodeSteps
   const char* a = static_cast<const char*>(tile.a) + of.begin * kTileBytes;
   const auto* panel = static_cast<const char*>(tile.panel);
   const char* a_second = a + of.all * kTileBytes;
-  load_sums<Tiles, kTwo>(tile.accumulators, tile.first);
+  begin_sums<Tiles, kTwo>(tile.accumulators, tile.first);
   if (decode == nullptr) {
     const std::int64_t until = steps - 1;
     static_assert(kTileAhead <= kStepBytes);
@@ -182,7 +190,7 @@ FUSEDMOE_INLINE void gemm_many(const GemmTile& tile, const Steps& of, DecodeStep
       const char* rows_second = rows + of.all * kTileBytes;
       float* sums = tile.accumulators + pass * 2 * kTileRows * kPanelOutputs;
       const auto run = [&]<bool kTwo>() {
-        load_sums<Tiles, kTwo>(sums, tile.first && begin == 0);
+        begin_sums<Tiles, kTwo>(sums, tile.first && begin == 0);
         add_steps<Tiles, kTwo, 2>(rows, rows_second, weights, count, ahead);
         store_sums<Tiles, kTwo>(sums);
       };
@@ -249,7 +257,7 @@ FUSEDMOE_INLINE void scaled_few(const GemmTile& tile, std::int64_t steps,
         decode(tile, next, std::min(chunk, steps - next), state, ring[next % kRingSteps]);
       }
     }
-    if (step % segment_steps == 0) load_sums<Tiles, kTwo>(nullptr, true);
+    if (step % segment_steps == 0) zero_sums<Tiles, kTwo>();
     const std::int64_t at = step * kTileBytes;
     add_steps<Tiles, kTwo, 3>(a + at, a_second + at, weights, std::min(chunk, steps - step), ahead);
     if (next % segment_steps == 0 || next >= steps) {
@@ -281,7 +289,7 @@ FUSEDMOE_INLINE void scaled_many(const GemmTile& tile, std::int64_t steps,
       const char* rows_second = rows + steps * kTileBytes;
       const auto run = [&]<bool kTwo>() {
         for (std::int64_t step = begin; step < end; step += segment_steps) {
-          load_sums<Tiles, kTwo>(nullptr, true);
+          zero_sums<Tiles, kTwo>();
           add_steps<Tiles, kTwo, 2>(rows + step * kTileBytes, rows_second + step * kTileBytes,
                                     weights + (step - begin) * kStepBytes,
                                     std::min(segment_steps, end - step), {});
